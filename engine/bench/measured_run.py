@@ -20,7 +20,6 @@ from stepscope.engine.protocol.commands import ResetPrefixCache, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
 from stepscope.engine.protocol.wire import Preempted, Telemetry
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.telemetry.batch_rows import num_rows
 from stepscope.engine.telemetry.step_draft import StepDraft
 
 
@@ -113,7 +112,7 @@ class StepMeter:
                 sum(isinstance(event, Preempted) for event in record.events),
                 0 if kv is None else kv.hit_tokens,
                 0 if kv is None else kv.queried_tokens,
-                num_rows(record.batch),
+                len(msgspec.msgpack.decode(record.batch, type=list[msgspec.Raw])),
                 record.token_budget or 0,
             )
         )

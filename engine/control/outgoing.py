@@ -124,20 +124,14 @@ class Replies:
 class ServedEngine(Protocol):
     """An engine, as the control socket uses it. Any thread may use all members."""
 
-    @property
-    def inbox(self) -> Inbox: ...
-    @property
-    def control_tally(self) -> ControlTally: ...
-    @property
-    def info(self) -> EngineInfo: ...
+    inbox: Inbox
+    control_tally: ControlTally
+    info: EngineInfo
+    kept_snapshots: KeptSnapshots
+    max_waiting: int  # with this many commands in the inbox, a further `Submit` is refused
+
     @property
     def last_step(self) -> int: ...
-    @property
-    def kept_snapshots(self) -> KeptSnapshots: ...
-    @property
-    def max_waiting(self) -> int:
-        """With this many commands in the inbox, a further `Submit` is refused."""
-
     def clock(self) -> int: ...
 
 
@@ -246,9 +240,7 @@ class BulkReplies:
         # Measure only this thread's CPU time, without its waits for the GIL.
         began_s = time.thread_time()
         reply = make()
-        if isinstance(reply, msgspec.Raw):
-            raw = reply
-        elif reply is self._last[0]:  # many clients ask for the same snapshot
+        if reply is self._last[0]:  # many clients ask for the same snapshot
             raw = self._last[1]
         else:
             raw = msgspec.Raw(replies.encode(reply))

@@ -144,7 +144,7 @@ class ControlServer:
         account = self._connections.account(identity)
         answer_id = command_id[:8].rjust(8, b"\0")
         if not self._limiter.admit(account, sum(map(len, frames))):
-            self._tally.num_limited = self._limiter.num_limited
+            self._tally.num_limited += 1
             message = f"too many commands; try again in {self._limiter.wait_s(account):.2g} s"
             self._replies.send(identity, answer_id, Error(code="rate_limited", message=message))
             return

@@ -8,8 +8,6 @@ from starlette.responses import Response
 from stepscope.engine.client.client import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.field_errors import in_words
 
-RETRY_AFTER_S = 1
-
 
 class ApiError(Exception):
     """`kind`: OpenAI's `type`; "": the one that fits the status. `is_temporary`: retries help."""
@@ -26,7 +24,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.headers = {"retry-after": str(RETRY_AFTER_S)} if is_temporary else {}
+        self.headers = {"retry-after": "1"} if is_temporary else {}
         kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
         self.error = {"message": message, "type": kind, "param": param, "code": code}
 

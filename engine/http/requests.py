@@ -14,6 +14,7 @@ from starlette.types import Receive
 
 from stepscope.engine.http.errors import ApiError, from_validation, not_supported
 from stepscope.engine.protocol.commands import MAX_COMMAND_BYTES
+from stepscope.engine.protocol.sampling_params import TokenId
 
 # Fields of OpenAI, vLLM and llama.cpp that change no answer, or say more about others of this kind.
 IGNORED_FIELDS = {
@@ -51,7 +52,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 _T = TypeVar("_T", bound=Struct)
 
-TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=10_000_000)]
 AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1, le=10_000_000)]
@@ -197,8 +197,6 @@ async def read_body(receive: Receive) -> bytes:
                 more = message.get("more_body", False)
                 if num_bytes <= MAX_BODY_BYTES:
                     body += message.get("body", b"")
-                else:
-                    body.clear()
     except TimeoutError:
         what = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
         raise ApiError(408, what, code="timeout") from None

@@ -34,7 +34,6 @@ STALLED_MS = 60_000  # a connection whose client reads nothing for this long is 
 # The kernel's send buffer of each connection. By default it grows to megabytes for a client that
 # does not read, but a stream needs little.
 SEND_BUFFER = 128 * 1024
-FIRST_LOOK_S = HELLO_S  # how long to look for the engine before accepting requests
 BACKLOG = 2048
 ORPHAN_S = 1.0  # from the end of the engine that started this server to closing connections
 _POLL_S = 0.05
@@ -238,7 +237,7 @@ async def serve_http(
     try:
         # Connections made meanwhile wait in the socket's queue instead of getting a 503.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LOOK_S):
+            async with asyncio.timeout(HELLO_S):
                 while engine.info is None:
                     await asyncio.sleep(_POLL_S)
         await server.serve(sockets=[listener])

@@ -145,7 +145,8 @@ async def answer(
 ) -> None:
     """Run a job and send its answer.
 
-    Raises ApiError, EngineUnreachable, CommandRefused: it failed before anything was sent.
+    Raises ApiError, EngineUnreachable, CommandRefused, ClientGone: it failed before anything was
+    sent.
     """
     watch = asyncio.create_task(_watch(receive, generation))
     try:
@@ -160,8 +161,6 @@ async def answer(
                 _check(piece)
                 job.writer.add(piece)
         await Response(job.writer.whole(), media_type="application/json")(scope, receive, send)
-    except ClientGone:
-        return
     finally:
         watch.cancel()
         generation.close()

@@ -4,7 +4,9 @@
 Runs on the engine's thread, between two steps.
 """
 
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from stepscope.engine.loop.audit import AuditTrail, ChangeEffect
@@ -13,17 +15,19 @@ from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import Asker
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import Ack, Error
-from stepscope.engine.protocol.wire import Audited, EngineInfo, KnobsChanged, KnobValue, Telemetry
+from stepscope.engine.protocol.wire import (
+    Audited,
+    EngineInfo,
+    KnobsChanged,
+    KnobValue,
+    LeasedKnobs,
+    Telemetry,
+)
 from stepscope.engine.protocol.workload_spec import NO_WORKLOAD, WorkloadSpec
 from stepscope.engine.workload.arrivals import describe
 
 if TYPE_CHECKING:
     from stepscope.engine.loop.core import EngineCore
-import time
-from dataclasses import dataclass, field
-
-from stepscope.engine.protocol.commands import SetKnobs
-from stepscope.engine.protocol.wire import LeasedKnobs
 
 
 @dataclass(eq=False)
@@ -44,7 +48,7 @@ class KnobLease:
         """Whether the lease has run out without a renewal."""
         return self._due_ns is not None and self.clock() >= self._due_ns
 
-    def note(self, command: SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue]) -> str:
+    def note(self, command: commands.SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue]) -> str:
         """Begin, renew or end the lease, for a change of knobs that is about to be made.
 
         A change without a lease is meant to last, so it ends the lease of the knobs that it
@@ -93,9 +97,8 @@ class Steered(Protocol):
 
     audit: AuditTrail
     lease: KnobLease
+    info: EngineInfo
 
-    @property
-    def info(self) -> EngineInfo: ...
     @property
     def knobs_version(self) -> int: ...
     @property
@@ -203,7 +206,6 @@ def _text(value: KnobValue | None) -> str:
 
 
 def _changed_knobs(core: Steered, command: commands.SetKnobs) -> dict[str, KnobValue]:
-    """Return what the knobs would be with the command's changes."""
     new = core.knobs(command.changes)
     expected = command.expected_version
     if expected is not None and expected != core.knobs_version:

@@ -185,11 +185,9 @@ class EngineCore:
         if self.lease.is_due:
             self.settle()
             changes.end_lease_if_due(self)
-        due_ns = self.snapshots.due_ns
-        if due_ns is not None:
-            if self.has_step_in_flight and self.runner.clock() >= due_ns:
-                self.settle()
-            self.snapshots.serve()
+        if self.has_step_in_flight and self.runner.clock() >= self.snapshots.due_ns:
+            self.settle()
+        self.snapshots.serve()
 
     def _take(self, item: Item) -> None:
         if isinstance(item, Denial):
@@ -215,12 +213,9 @@ class EngineCore:
             self._command_time.excuse(self.runner.clock() - start_ns)
 
     def _wait(self) -> None:
-        due_ns = self.snapshots.due_ns
-        until_ns = self._heartbeat.next_status_ns
-        until_ns = until_ns if due_ns is None else min(due_ns, until_ns)
-        left_ns = until_ns - self.runner.clock()
+        due_ns = min(self.snapshots.due_ns, self._heartbeat.next_status_ns)
         try:
-            call = self.inbox.get(timeout=max(left_ns, 1_000_000) / 1e9)
+            call = self.inbox.get(timeout=max(due_ns - self.runner.clock(), 1_000_000) / 1e9)
         except queue.Empty:
             return
         self._take(call)
@@ -288,10 +283,8 @@ class EngineCore:
 
     def keep_snapshot(self, now_ns: int) -> None:
         """Take a snapshot and keep it for subscribers that join later, if one is due."""
-        kept = self.kept_snapshots
-        if self.outlet.sink is not None and kept.is_due(self.last_step, now_ns):
-            kept.add(self.snapshot())
-            kept.rest(self.clock() - now_ns)
+        if self.outlet.sink is not None:
+            self.kept_snapshots.keep(self.last_step, now_ns, self.snapshot, self.clock)
 
     @property
     def state(self) -> EngineState:

@@ -7,6 +7,7 @@ the same snapshot. It is always made after they asked, so that it includes the e
 command that was answered before.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -40,9 +41,9 @@ class SnapshotQueue:
         self._waiting.append(client)
 
     @property
-    def due_ns(self) -> int | None:
-        """When to call `serve`; None if no client waits."""
-        return self._next_ns if self._waiting else None
+    def due_ns(self) -> int:
+        """When to call `serve`; never (`sys.maxsize`) if no client waits."""
+        return self._next_ns if self._waiting else sys.maxsize
 
     def serve(self, *, at_once: bool = False) -> None:
         """Send a snapshot to all waiting clients, if one is due. Call it between steps."""

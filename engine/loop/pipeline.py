@@ -207,9 +207,11 @@ class Pipeline:
 
     def _set_apart(self, step: PendingStep) -> None:
         """Move the events and block changes so far into `step`, before the next is scheduled."""
+        kv = self._scheduler.kv
         if step.draft is not None and step.planned is None:
             step.events += self._scheduler.drain_events()
-            step.planned = PlannedBlocks.drain(self._scheduler.kv)
+            counts = kv.counts()
+            step.planned = PlannedBlocks(kv.drain_changes(), counts)
 
     # Execute
 
@@ -274,16 +276,17 @@ class Pipeline:
 
     def _undo(self, step: PendingStep) -> None:
         """Let the next step have the number of `step`, and publish what `step` would have."""
+        kv, planned = self._scheduler.kv, step.planned
         self._scheduler.return_events(step.events)
-        if step.planned is not None:
-            step.planned.give_back(self._scheduler.kv)
+        if planned is not None:
+            kv.publish_again(planned.changes, planned.counts)
         if self.steps_allowed is not None:
             self.steps_allowed += 1
         self.next_step = step.scheduled.step
         for request in self._scheduler.overtaken_now:
             request.was_overtaken = False  # no record has told of it
         # Blocks were registered for content that this step should have written.
-        self._scheduler.kv.reset_prefix_cache()
+        kv.reset_prefix_cache()
 
     # Update
 

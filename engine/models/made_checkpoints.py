@@ -39,15 +39,13 @@ CHAT_TEMPLATE = (
 
 def ensure_demo(progress: Callable[[str, float], None], check: Check) -> Path:
     """Return the demo checkpoint's folder; write it first if needed. May raise ConfigError."""
-
-    def make(folder: Path) -> None:
-        progress("making the demo checkpoint, once", 0.0)
-        _write_demo(folder)
-
-    return cached_folder.ensure(DEMO_VERSION, "the demo checkpoint", make, check)
+    return cached_folder.ensure(
+        DEMO_VERSION, "the demo checkpoint", lambda folder: _write_demo(folder, progress), check
+    )
 
 
-def _write_demo(folder: Path) -> None:
+def _write_demo(folder: Path, progress: Callable[[str, float], None]) -> None:
+    progress("making the demo checkpoint, once", 0.0)
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

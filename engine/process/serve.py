@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepscope.engine")
 
 
-SIGNAL = "a signal"  # the client's name in the audit trail when a signal ends the engine
-
-
 def serve(
     config: EngineConfig,
     knobs: Knobs,
@@ -236,7 +233,7 @@ def stop_signals(core: EngineCore) -> Iterator[None]:
         for each in signals:
             signal.signal(each, signal.SIG_DFL)
         # A SimpleQueue may be filled from a signal handler.
-        core.inbox.put(Call(Shutdown(who=SIGNAL), SilentClient()))
+        core.inbox.put(Call(Shutdown(who="a signal"), SilentClient()))
 
     for number in signals:
         signal.signal(number, stop)

@@ -19,8 +19,6 @@ from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 
-_MIN_TOKENS = 2  # different numbers of tokens that the points must have
-
 
 class MeasuredPoint(msgspec.Struct, frozen=True):
     """The size of a step, and how long such a step took. The names are the columns of a CSV."""
@@ -42,12 +40,9 @@ class MeasuredModel:
         for point in points:
             contexts = by_tokens.setdefault(point.num_tokens, {})
             contexts.setdefault(point.num_context_tokens, []).append(point.seconds)
-        if len(by_tokens) < _MIN_TOKENS:
-            raise ConfigError(
-                "too_few_points",
-                f"the points have {len(by_tokens)} different numbers of tokens: at least "
-                f"{_MIN_TOKENS} are needed",
-            )
+        if len(by_tokens) < 2:
+            what = f"the points have {len(by_tokens)} different numbers of tokens"
+            raise ConfigError("too_few_points", f"{what}: at least 2 are needed")
         self._tokens = sorted(by_tokens)
         self._lines = [
             sorted((context, statistics.median(all_s)) for context, all_s in contexts.items())

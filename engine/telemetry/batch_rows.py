@@ -33,7 +33,6 @@ _FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
 _RESUMED = int(RowFlag.RESUMED)
 _DECODE = int(Phase.DECODE)
 _START = BatchRow.__struct_fields__.index("start")  # `num_tokens` follows
-_ARRAY_16, _ARRAY_32 = 0xDC, 0xDD  # msgpack
 
 
 class BatchRows:
@@ -66,18 +65,6 @@ def with_positions(batch: msgspec.Raw, tokens: Mapping[int, tuple[int, int]]) ->
     for index, start_and_number in tokens.items():
         rows[index][_START : _START + 2] = start_and_number
     return msgspec.Raw(msgspec.msgpack.encode(rows))
-
-
-def num_rows(batch: Sequence[BatchRow] | msgspec.Raw | None) -> int:
-    """Return the number of rows in a `StepRecord.batch`, decoded or encoded as msgpack."""
-    if not isinstance(batch, msgspec.Raw):
-        return len(batch or ())
-    head = bytes(memoryview(batch)[:5])
-    if head[0] == _ARRAY_16:
-        return int.from_bytes(head[1:3], "big")
-    if head[0] == _ARRAY_32:
-        return int.from_bytes(head[1:5], "big")
-    return head[0] & 0x0F
 
 
 def encode_in_python(

@@ -6,6 +6,7 @@ of objects each they would slow down every garbage collection.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
@@ -33,20 +34,20 @@ class KeptSnapshots:
         self._num_bytes = 0
         self._next_ns = 0  # the next snapshot is made no earlier
 
-    def is_due(self, step: int, now_ns: int) -> bool:
-        return now_ns >= self._next_ns and (not self._kept or step > self._kept[-1].step)
-
-    def add(self, snapshot: Snapshot) -> None:
+    def keep(
+        self, step: int, now_ns: int, make: Callable[[], Snapshot], clock: Callable[[], int]
+    ) -> None:
+        """Make a snapshot and keep it, if one is due after `step`, the last one."""
+        if now_ns < self._next_ns or (self._kept and step <= self._kept[-1].step):
+            return
+        snapshot = make()
         payload = wire.encode(snapshot)
-        self._next_ns = snapshot.time_ns + INTERVAL_NS
         self._num_bytes += len(payload)
         self._kept.append(_Kept(snapshot.sequence, snapshot.step, snapshot.time_ns, payload))
         while len(self._kept) > MAX_KEPT or (self._num_bytes > MAX_BYTES and len(self._kept) > 1):
             self._num_bytes -= len(self._kept.popleft().payload)
-
-    def rest(self, took_ns: int) -> None:
-        """Put off the next snapshot: they take at most `SHARE` of the engine's time."""
-        self._next_ns = max(self._next_ns, self._kept[-1].time_ns + round(took_ns / SHARE))
+        rest_ns = max(INTERVAL_NS, round((clock() - now_ns) / SHARE))
+        self._next_ns = snapshot.time_ns + rest_ns
 
     def before(self, past_ns: int, now_ns: int, step: int, oldest: int, end: int) -> bytes | None:
         """Return the newest snapshot that is at least `past_ns` old, or else the oldest one.

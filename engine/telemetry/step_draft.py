@@ -37,15 +37,6 @@ class PlannedBlocks:
     changes: dict[int, tuple[BlockState, BlockState]]
     counts: KVCounts
 
-    @classmethod
-    def drain(cls, kv: KVCacheManager) -> "PlannedBlocks":
-        counts = kv.counts()
-        return cls(kv.drain_changes(), counts)
-
-    def give_back(self, kv: KVCacheManager) -> None:
-        """Return the changes to `kv` for the next record, because this step gets no record."""
-        kv.publish_again(self.changes, self.counts)
-
     def seen_before(self, block: int, freed: BlockState) -> BlockState:
         """Correct `changes` for a block that the end of the previous step has just released.
 

@@ -18,6 +18,7 @@ from typing import Any, final
 import zmq
 from zmq.utils import z85
 
+from stepscope.engine.protocol.commands import LOCAL
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import Credentials, Holder, KeyFolder, KeyPair
@@ -42,7 +43,6 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"stepscope"
 CHECK_S = 0.25  # between two checks of the folder
 _LOG_S = 5.0  # between two lines on the same trouble
-LOCAL = "local"  # name of the key that is for this user on this machine
 
 
 @final

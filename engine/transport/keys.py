@@ -120,15 +120,6 @@ class KeyFolder:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or platformdirs.user_config_path("stepscope") / "authorised-keys"
 
-    def make(self) -> None:
-        """Make the folder if it does not exist. Raises ConfigError if that fails."""
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except FileExistsError:
-            return  # it is no folder, which `check` tells
-        except OSError as error:
-            raise ConfigError("keys", f"{self.path}: {error.strerror}") from error
-
     def check(self) -> None:
         """Raise ConfigError if the folder is missing, or other users could put keys into it."""
         try:
@@ -190,7 +181,11 @@ class KeyFolder:
     def add(self, name: str, role: Role, output: Path, endpoint: str | None) -> Credentials:
         """Make and authorise a key, and write what its holder needs. May raise ConfigError."""
         path = self._of(name)
-        self.make()
+        try:
+            with contextlib.suppress(FileExistsError):  # it is no folder, which `check` tells
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError("keys", f"{self.path}: {error.strerror}") from error
         self.check()
         if path.exists():
             advice = f"choose another name, or first: stepscope keys revoke {name}"

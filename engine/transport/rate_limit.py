@@ -70,7 +70,6 @@ class TokenBucket:
 
 class RateLimiter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.num_limited = 0
         self._clock = clock
         self._clients: dict[bytes, TokenBucket] = {}
         self._is_paused = False
@@ -81,9 +80,7 @@ class RateLimiter:
         bucket, cost = self._bucket(client), MESSAGE + num_bytes / BYTES_PER_UNIT
         is_over = bucket.level < cost
         self._total.spend(cost + (REFUSED if is_over else 0.0), self._clock())
-        if is_over:
-            self.num_limited += 1
-        else:
+        if not is_over:
             bucket.level -= cost
         return not is_over
 

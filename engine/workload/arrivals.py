@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -154,8 +155,7 @@ def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[Arrival]:
     # Texts depend on the seed, too; otherwise a second run would hit the prefixes of the first.
     first_key = source.randrange(1_000_000) * 1_000
     offset_s = 0.0
-    number = 0
-    while spec.num_requests is None or number < spec.num_requests:
+    for number in count() if spec.num_requests is None else range(spec.num_requests):
         offset_s += source.expovariate(spec.rate)
         is_document = source.random() < spec.document_share
         mean, spread = (spec.document_tokens, 0.2) if is_document else (spec.chat_tokens, 0.5)
@@ -177,7 +177,6 @@ def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[Arrival]:
             temperature=spec.temperature,
             seed=source.getrandbits(62) if spec.temperature else None,
         )
-        number += 1
 
 
 def synthetic(

@@ -83,10 +83,8 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
 
 def _azure(path: Path, file: TextIO) -> Iterator[TraceRow]:
     reader = csv.DictReader(file, strict=True)
-    number = 1
     try:
         for found in reader:
-            number = reader.line_num
             row = msgspec.convert(
                 {name.strip(): text for name, text in found.items() if name},
                 _AzureRow,
@@ -96,9 +94,7 @@ def _azure(path: Path, file: TextIO) -> Iterator[TraceRow]:
             # jump with summer time.
             moment = row.time if row.time.tzinfo else row.time.replace(tzinfo=UTC)
             yield TraceRow(moment.timestamp(), row.num_prompt_tokens, row.num_output_tokens)
-    except msgspec.ValidationError as error:
-        _broken(path, number, error)
-    except csv.Error as error:
+    except (msgspec.ValidationError, csv.Error) as error:
         _broken(path, reader.reader.line_num, error)
 
 
@@ -108,10 +104,8 @@ def _mooncake(path: Path, file: TextIO) -> Iterator[TraceRow]:
             continue
         try:
             row = msgspec.json.decode(line, type=_MooncakeRow)
-        except msgspec.ValidationError as error:
-            _broken(path, number, error)
         except (msgspec.DecodeError, RecursionError) as error:
-            _broken(path, number, str(error))
+            _broken(path, number, error)
         is_bailian = any(each is not UNSET for each in (row.chat_id, row.parent_chat_id, row.turn))
         block_tokens = _BAILIAN_BLOCK_TOKENS if is_bailian else HASH_BLOCK_TOKENS
         most = -(-row.input_length // block_tokens)

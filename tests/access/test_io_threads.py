@@ -21,7 +21,7 @@ folder = Path(sys.argv[1])
 gate = None
 if "keys" in sys.argv:
     keys = KeyFolder(folder / "keys")
-    keys.make()
+    keys.path.mkdir(mode=0o700)
     gate = Gate(keys)
 publisher = Publisher(f"ipc://{folder}/telemetry", 10, gate=gate)
 tasks = Path("/proc/self/task")

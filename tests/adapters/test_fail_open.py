@@ -18,6 +18,7 @@ from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.attachment import attach as attach_to_vllm
 from stepscope.engine.adapters.vllm.kv_blocks import PublishedBlocks
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import KeyFolder, Role, read_credentials
@@ -211,6 +212,17 @@ def test_a_budget_change_takes_effect_up_to_the_start_value(attach: Attach) -> N
         wait_for(lambda: scheduler.max_num_scheduled_tokens == 32, "the end of the lease")
     attachment.close()
     assert scheduler.max_num_scheduled_tokens == 64
+
+
+def test_a_prompt_is_refused_with_advice_and_the_audit_trail_says_whose(attach: Attach) -> None:
+    attachment = attach(PlayedScheduler("0.32.0", "chunked"))
+    with ControlClient(attachment.core.info.control_endpoint) as client:
+        with pytest.raises(CommandRefused, match="send requests to vLLM's own server") as refused:
+            client.ask(Submit(client_id="anna", prompt="Hello"))
+        assert refused.value.code == "unsupported"
+        wait_for(lambda: client.snapshot().audit, "the refusal in the audit trail")
+        (entry,) = client.snapshot().audit or ()
+    assert (entry.command, entry.who, entry.code) == ("Submit", "anna", "unsupported")
 
 
 def test_sockets_are_removed_before_vllm_waits_for_its_workers(

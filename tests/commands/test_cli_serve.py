@@ -111,7 +111,7 @@ def test_an_engine_that_cannot_bind_its_address_leaves_no_thread_behind(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = KeyFolder(runtime_folder / "keys")
-    keys.make()
+    keys.path.mkdir(mode=0o700)
 
     def refuse(*arguments: Any, **options: Any) -> None:
         while is_compiled() and "telemetry" not in thread_names():

@@ -15,7 +15,7 @@ from stepscope.engine.protocol.wire import BatchRow, Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow
 from stepscope.engine.telemetry import batch_rows
-from stepscope.engine.telemetry.batch_rows import RowFields, encode_in_python, keep_rows, num_rows
+from stepscope.engine.telemetry.batch_rows import RowFields, encode_in_python, keep_rows
 
 # Around each border between two forms of an integer in msgpack.
 NUMBERS = st.one_of(
@@ -58,7 +58,6 @@ def test_the_compiled_row_encoder_equals_the_python_one_byte_for_byte(
 ) -> None:
     compiled, plain = both([row(*each) for each in numbers], ordinary)
     assert compiled == plain
-    assert num_rows(msgspec.Raw(compiled)) == len(numbers)
 
 
 @needs_compiled
@@ -66,8 +65,7 @@ def test_the_compiled_row_encoder_equals_the_python_one_byte_for_byte(
 def test_batches_of_every_length_are_encoded_with_the_right_header(count: int) -> None:
     compiled, plain = both([row(1, Phase.DECODE, 2, 3)] * count, Phase.DECODE)
     assert compiled == plain
-    assert num_rows(msgspec.Raw(compiled)) == count
-    assert num_rows(msgspec.msgpack.decode(compiled, type=list[BatchRow])) == count
+    assert len(msgspec.msgpack.decode(compiled, type=list[BatchRow])) == count
 
 
 def unpublished(_: ScheduledRow) -> RowFields:

@@ -43,8 +43,21 @@ def kept(*times_s: float, messages_a_second: int = 10) -> KeptSnapshots:
     """Snapshots kept at these times."""
     snapshots = KeptSnapshots()
     for time_s in times_s:
-        snapshots.add(snapshot(round(time_s * messages_a_second), round(time_s * SECOND)))
+        number, time_ns = round(time_s * messages_a_second), round(time_s * SECOND)
+        keep(snapshots, number, time_ns)
     return snapshots
+
+
+def keep(snapshots: KeptSnapshots, step: int, time_ns: int, took_ns: int = 0) -> bool:
+    """Keep a snapshot that takes `took_ns` to make; False: none was due."""
+    made: list[Snapshot] = []
+
+    def make() -> Snapshot:
+        made.append(snapshot(step, time_ns))
+        return made[0]
+
+    snapshots.keep(step, time_ns, make, lambda: time_ns + took_ns)
+    return bool(made)
 
 
 def sequence_before(
@@ -60,26 +73,25 @@ def sequence_before(
 
 def test_snapshots_are_kept_in_intervals_while_steps_run_and_rarer_if_they_take_long() -> None:
     snapshots = KeptSnapshots()
-    assert snapshots.is_due(-1, 0)
-    snapshots.add(snapshot(3, 0))
-    assert not snapshots.is_due(4, INTERVAL_NS - 1)
-    assert snapshots.is_due(4, INTERVAL_NS)
-    assert not snapshots.is_due(3, 100 * INTERVAL_NS)  # nothing ran
-    snapshots.rest(SECOND // 100)  # no longer than after one that took no time
-    assert snapshots.is_due(4, INTERVAL_NS)
-    snapshots.rest(SECOND // 20)
-    assert not snapshots.is_due(4, 50 * SECOND - 1)
-    assert snapshots.is_due(4, 50 * SECOND)
+    assert keep(snapshots, -1, 0)
+    assert not keep(snapshots, -1, 100 * INTERVAL_NS)  # nothing ran
+    assert not keep(snapshots, 4, INTERVAL_NS - 1)
+    # After one that took so long, the next comes no later than after one that took no time.
+    assert keep(snapshots, 4, INTERVAL_NS, took_ns=SECOND // 100)
+    assert not keep(snapshots, 5, 2 * INTERVAL_NS - 1)
+    assert keep(snapshots, 5, 2 * INTERVAL_NS, took_ns=SECOND // 20)
+    assert not keep(snapshots, 6, 2 * INTERVAL_NS + 50 * SECOND - 1)
+    assert keep(snapshots, 6, 2 * INTERVAL_NS + 50 * SECOND)
 
 
 def test_the_oldest_snapshot_is_dropped_if_there_are_too_many_or_too_large_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    snapshots = kept(*range(MAX_KEPT + 2))
-    assert sequence_before(snapshots, 1000, 40) == 20
+    snapshots = kept(*range(0, 10 * (MAX_KEPT + 2), 10))
+    assert sequence_before(snapshots, 1000, 400) == 200
     monkeypatch.setattr(kept_snapshots, "MAX_BYTES", 1)
-    snapshots.add(snapshot(400, 40 * SECOND))
-    assert sequence_before(snapshots, 1000, 40) == 400  # the newest is kept, however large
+    assert keep(snapshots, 4000, 400 * SECOND)
+    assert sequence_before(snapshots, 1000, 400) == 4000  # the newest is kept, however large
 
 
 # Which snapshot is sent

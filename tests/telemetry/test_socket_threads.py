@@ -88,7 +88,7 @@ def test_every_socket_of_a_served_and_watched_engine_has_one_thread(
     monkeypatch.setattr(step_watcher, "LONG_NS", 0)
     monkeypatch.setattr(sender, "LOOK_S", 0.0)
     keys = KeyFolder(runtime_folder / "keys")
-    keys.make()
+    keys.path.mkdir(mode=0o700)
     with (
         closing(Gate(keys)) as gate,
         running_engine(runtime_folder, with_tokens=False, gate=gate) as engine,

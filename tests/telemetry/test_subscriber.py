@@ -403,12 +403,12 @@ def test_exactly_the_forgotten_messages_among_recovered_gaps_are_lost(session: S
 
 
 def test_gap_recovery_alone_never_reaches_the_rate_limit(session: Session) -> None:
-    limiter = session.engine.limiter = RateLimiter()
+    session.engine.limiter = RateLimiter()
     for _ in range(100):
         session.run_with_gaps(20)
         time.sleep(0.02)
     wait_for(session.has_caught_up, "caught up")
-    assert limiter.num_limited == 0
+    assert session.engine.num_limited == 0
     assert session.history.num_lost == 0
     steps = session.steps()
     assert steps == list(range(steps[0], session.next_step))

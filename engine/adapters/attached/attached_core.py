@@ -66,7 +66,7 @@ class AttachedCore:
         self.info, self.sink = info, sink
         self.inbox = Inbox()
         self._deferred: deque[Call] = deque()  # they wait for `apply_deferred`
-        self.max_waiting = 0  # only the engine's own server accepts requests
+        self.max_waiting = 1_000  # refused prompts, for the audit trail: see `NoIntake`
         self.control_tally = tally
         self.has_step_in_flight = False  # the recorder orders the steps, so nothing must wait
         self.pauses = PauseTrail(())
@@ -181,9 +181,7 @@ class AttachedCore:
         self.publish(status)
 
     def keep_snapshot(self, now_ns: int) -> None:
-        if self.kept_snapshots.is_due(self.last_step, now_ns):
-            self.kept_snapshots.add(self.snapshot())
-            self.kept_snapshots.rest(self.clock() - now_ns)
+        self.kept_snapshots.keep(self.last_step, now_ns, self.snapshot, self.clock)
 
     def knobs(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         return self._knobs.changed(changes)

@@ -195,9 +195,7 @@ class Attachment:
         core.snapshots.serve()
         core.audit.publish_if_due()
         core.heartbeat.publish(idle=not core.has_work)
-        due_ns = core.snapshots.due_ns
-        next_ns = core.heartbeat.next_status_ns
-        self._next_tend_ns = next_ns if due_ns is None else min(next_ns, due_ns)
+        self._next_tend_ns = min(core.snapshots.due_ns, core.heartbeat.next_status_ns)
 
     def _restore(self) -> None:
         self.is_attached = False

@@ -47,16 +47,13 @@ def described(engine: str, endpoint: Endpoint, knobs: "AttachedKnobs") -> Engine
 
     Raises ConfigError: a service level in the environment is wrong.
     """
-    limits = knobs.limits
     return EngineInfo(
         engine_id=uuid.uuid4().hex,
         name=endpoint.name,
         software_version=version("stepscope"),
         pid=os.getpid(),
         model="",
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_seqs=limits.max_num_seqs,
+        **msgspec.structs.asdict(knobs.limits),
         knobs=knobs.specs,
         telemetry_endpoint=endpoint.telemetry,
         control_endpoint=endpoint.control,

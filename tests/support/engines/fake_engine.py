@@ -39,6 +39,7 @@ class FakeEngine:
         self.asked: list[range] = []  # for replay, in order
         self.num_silenced = 0  # commands that came while it was silent
         self.limiter: RateLimiter | None = None
+        self.num_limited = 0  # commands that it refused
         self.replays = threading.Event()  # replies to replay queries wait until it is set
         self.replays.set()
         self.refuses_replay = False
@@ -93,6 +94,7 @@ class FakeEngine:
         command = commands.decode_command(payload)
         if self.limiter is not None:
             if not self.limiter.admit(identity, len(payload)):
+                self.num_limited += 1
                 return Error(code="rate_limited", message="too many")
             self.limiter.charge(identity, command)
         if isinstance(command, ReplayFrom) and command.limit > self.largest_replay:
