@@ -54,7 +54,7 @@ def paused(step: int) -> View:
 
 
 def header_line(frame: Frame, status: Any = "live", width: int = 120, **facts: Any) -> str:
-    connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, **facts)
+    connection = header.SourceState("ipc://engine-0", status, 10.0, **facts)
     return line_texts(header.draw(frame, connection, width))[0]
 
 

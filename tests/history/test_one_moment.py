@@ -156,7 +156,7 @@ class Session:
 
 
 def badge_of(frame: Frame) -> str:
-    return header.badge(frame, header.SourceState("stepscope", "ipc://engine-0", "live", 10.0))[0]
+    return header.badge(frame, header.SourceState("ipc://engine-0", "live", 10.0))[0]
 
 
 def test_the_badge_of_a_starved_observer_says_that_it_is_behind() -> None:

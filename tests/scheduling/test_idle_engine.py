@@ -61,7 +61,7 @@ async def test_an_engine_without_new_steps_does_not_look_busy(
     app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
     async with app.run_test(size=(140, 40)):
         frame = app.main.new_frame()
-        connection = header.SourceState("engine", "ipc", status, 10.0, recording=(8.0, 100))
+        connection = header.SourceState("ipc", status, 10.0, recording=(8.0, 100))
         lines = [*header.draw(frame, connection, 140), *header.key_figures(frame, 140, 1, 14)]
     app.close()
     shown = "\n".join("".join(text for text, _ in line) for line in lines)

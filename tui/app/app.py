@@ -53,7 +53,6 @@ class Dashboard(App[None], inherit_bindings=False):
             actions that change the engine are then hidden.
         fps: None means 10, or 5 over SSH.
         recorder: a recording of `source` that already runs; it ends with `R` or with the dashboard.
-        title: the first words of the header line, and the title of screenshots.
         theme: a terminal with 16 colours or with NO_COLOR overrides it.
         preferences: stores what the operator changes; by default nothing is kept.
         any_terminal: use the theme without asking which colours the terminal has; for pictures.
@@ -62,6 +61,7 @@ class Dashboard(App[None], inherit_bindings=False):
         rules: of alerts, for a live engine.
     """
 
+    TITLE = "stepscope"
     CSS = "Screen { padding: 0; border: none; }"
     ENABLE_COMMAND_PALETTE = False  # an action of ours opens it
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -78,7 +78,6 @@ class Dashboard(App[None], inherit_bindings=False):
         fps: float | None = None,
         ascii_only: bool = False,
         recorder: "Recorder | None" = None,
-        title: str = "stepscope",
         theme: ThemeName = "dark",
         sort: Sort = "arrival",
         axis: Axis = "step",
@@ -86,15 +85,13 @@ class Dashboard(App[None], inherit_bindings=False):
         preferences: Preferences | None = None,
         log_file: Path | None = None,
         any_terminal: bool = False,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         fleet: Fleet | None = None,
         rules: Sequence[Rule] = (),
     ) -> None:
         forget_empty_no_color()
         super().__init__()
         self.set_keymap(keymap(actions))
-        self.title = title
-        clock = clock or time.monotonic
         self._fleet_view = FleetView(fleet or Fleet([source], clock), open=self._open_engine)
         self.session = Session(
             source,
@@ -102,7 +99,6 @@ class Dashboard(App[None], inherit_bindings=False):
             control_endpoint,
             recorder,
             self._fleet_view,
-            title,
             readonly,
             actions,
             preferences or Preferences(),

@@ -345,5 +345,7 @@ def _connection(session: Session, shown: History, fps: float) -> header.SourceSt
     speed = extent_ns = None
     if replay is not None:
         speed, extent_ns = replay.speed, replay.extent_ns
-    named, is_previous = (session.title, session.endpoint), shown is not session.history
-    return header.SourceState(*named, source.status, fps, speed, recording, is_previous, extent_ns)
+    return header.SourceState(
+        *(session.endpoint, source.status, fps, speed, recording),
+        *(shown is not session.history, extent_ns),
+    )

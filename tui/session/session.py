@@ -82,7 +82,6 @@ class Session:
     recorder: InitVar["Recorder | None"]
     # Shared by all sessions of a dashboard:
     fleet_view: FleetView
-    title: str
     readonly: bool = False
     actions: tuple[Action, ...] = ACTIONS
     preferences: Preferences = field(default_factory=Preferences)
