@@ -85,8 +85,6 @@ def _plain(name: str, text: str) -> str:
 def _of_character(character: str) -> str:
     if character.isalnum():
         return character
-    if character == " ":
-        return "space"
     name = unicodedata.name(character, "").lower().replace("-", "_").replace(" ", "_")
     return _RENAMED.get(name, name)
 

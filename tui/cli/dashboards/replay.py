@@ -24,9 +24,7 @@ from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.cli.shared.process import running
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import (
-    DashboardSettings,
-)
+from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 from stepscope.tui.views.view import ZOOMS
 
