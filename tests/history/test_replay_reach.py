@@ -48,7 +48,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
 
 
 async def test_marks_and_changes_ahead_are_drawn_and_reached_by_keys(source: ReplaySource) -> None:
-    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    app = Dashboard(source, any_terminal=True, fps=20.0)
     last = source.recording.last_step
     async with app.run_test(size=(120, 40)) as pilot:
 
@@ -93,7 +93,7 @@ async def test_marks_and_changes_ahead_are_drawn_and_reached_by_keys(source: Rep
 
 
 async def test_going_to_a_time_searches_the_whole_file(source: ReplaySource) -> None:
-    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    app = Dashboard(source, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)):
         navigator = app.main.navigator
 

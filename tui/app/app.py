@@ -1,6 +1,6 @@
 """`Dashboard`: the Textual application, with its screens and what all of them share.
 
-The caller owns the source (of steps) and the history (the steps in memory). It starts the source
+The caller owns the source (of steps), with its history (the steps in memory). It starts the source
 before the dashboard runs and stops it afterwards. The dashboard only reads them, and asks a replay
 source to seek and play.
 """
@@ -48,7 +48,7 @@ class Dashboard(App[None], inherit_bindings=False):
     """The dashboard: one main screen for each engine that was opened, one of them shown at a time.
 
     Args:
-        source: fills `history` from its own daemon thread.
+        source: fills its history from its own daemon thread.
         control_endpoint: as `Endpoint.parse` accepts it. None if the engine has none (a replay):
             actions that change the engine are then hidden.
         fps: None means 10, or 5 over SSH.
@@ -71,7 +71,6 @@ class Dashboard(App[None], inherit_bindings=False):
     def __init__(
         self,
         source: Source,
-        history: History,
         *,
         control_endpoint: str | None = None,
         readonly: bool = False,
@@ -95,7 +94,6 @@ class Dashboard(App[None], inherit_bindings=False):
         self._fleet_view = FleetView(fleet or Fleet([source], clock), open=self._open_engine)
         self.session = Session(
             source,
-            history,
             control_endpoint,
             recorder,
             self._fleet_view,

@@ -117,13 +117,13 @@ def compare(
                 from stepscope.tui.app.run import run_dashboard
 
                 options = dashboard_options(settings)
-                run_dashboard(source, source.history, compared=(*shown, _ALIGN), **options)
+                run_dashboard(source, compared=(*shown, _ALIGN), **options)
                 return
             from stepscope.tui.app.picture import screenshot  # loads Textual
 
             path = picture_path(output, ".svg", ".txt")
             screenshot(
-                source, source.history, path, picture_size(size), theme=settings.theme,
+                source, path, picture_size(size), theme=settings.theme,
                 ascii=bool(settings.ascii), compared=(*shown, _ALIGN),
             )  # fmt: skip
             say(f"{path}: {a} and {b or 'itself, before and after'}, {size}")

@@ -97,7 +97,7 @@ def replay(
                 source.seek(at)
             from stepscope.tui.app.run import run_dashboard
 
-            run_dashboard(source, history, **dashboard_options(settings))
+            run_dashboard(source, **dashboard_options(settings))
 
 
 def _check_step(recording: Recording, at: int) -> None:
@@ -155,7 +155,7 @@ def screenshot_file(
             from stepscope.tui.app.picture import screenshot  # loads Textual
 
             screenshot(
-                source, source.history, path, dimensions, theme=settings.theme,
+                source, path, dimensions, theme=settings.theme,
                 ascii=bool(settings.ascii), page="live" if page == "main" else page,
                 axis=settings.axis, zoom=zoom, request_id=request_id,
             )  # fmt: skip
