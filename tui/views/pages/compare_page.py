@@ -178,7 +178,8 @@ def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int)
 
 
 def _charts(frame: Frame, page: ComparePage, slo_ms: float, width: int, height: int) -> list[Line]:
-    cursor = compare_charts.cursor_lines(page, slo_ms, width - 2)
+    points = zip("AB", page.points, strict=True)
+    cursor = [compare_charts.cursor_line(page, *each, slo_ms, width - 2) for each in points]
     if height < 4:
         return framed(cursor, width, height, "at the cursor")
     charts = compare_charts.draw(page, slo_ms, height - 2 - len(cursor))
