@@ -226,7 +226,7 @@ def test_a_changed_level_applies_as_if_set_from_the_start(still_source: Call, sl
     assert changed.windows.latency() == again.windows.latency()
     assert changed.last_stall() == again.last_stall()
     assert changed.last_stall(200) == again.last_stall(200)
-    columns = (ChartColumns(each).visible(View(), 200) for each in (changed, again))
+    columns = (ChartColumns(each).visible(View(), 200, each.last_step) for each in (changed, again))
     assert next(columns) == next(columns)
 
 
