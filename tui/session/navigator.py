@@ -36,17 +36,12 @@ class Navigator:
     """Moves the cursor of `view`; `frame` is on the screen. Use it only on the UI thread."""
 
     def __init__(
-        self,
-        view: View,
-        history: History,
-        source: Source,
-        notices: Notices,
-        key: Callable[[str], str],
+        self, view: View, source: Source, notices: Notices, key: Callable[[str], str]
     ) -> None:
         self.view = view
         self._key = key
         self.frame: Frame | None = None
-        self._history = history
+        self._history = source.history
         self._replay = replay_of(source)
         self._notices = notices
         self._stall: Breach | None = None  # the stall that it went to last
