@@ -56,7 +56,7 @@ def dashboard(sources: list[Any], looks: int = 20, **options: Any) -> Dashboard:
         clock.now_s += LOOK_S
         fleet.look()
     options |= {"any_terminal": True, "fps": 1.0, "clock": clock, "fleet": fleet}
-    return Dashboard(sources[0], sources[0].history, **options)
+    return Dashboard(sources[0], **options)
 
 
 def row_of(app: Dashboard, name: str) -> str:
@@ -208,7 +208,7 @@ async def test_more_engines_than_rows_scroll_with_the_selection(still_source: Ca
 
 async def test_the_fleet_screen_of_one_engine_says_how_to_add_more(still_source: Call) -> None:
     source = still_source()
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    app = Dashboard(source, any_terminal=True, fps=1.0, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         assert "▐FLEET▌" not in screen_text(app)
         await pilot.press("8")
@@ -277,7 +277,7 @@ def app(
     monkeypatch.chdir(tmp_path)
     still = still_source(12)
     still.name, busy.name = "still", "busy"
-    return Dashboard(still, still.history, any_terminal=True, fleet=Fleet([still, busy]))
+    return Dashboard(still, any_terminal=True, fleet=Fleet([still, busy]))
 
 
 async def test_any_engine_can_be_recorded(app: Dashboard, busy: Subscriber, tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ async def test_an_engine_that_cannot_be_recorded_is_named(
     for number, source in enumerate(sources):
         source.name = f"engine-{number}"
     sources[1].status = "down"
-    app = Dashboard(sources[0], sources[0].history, any_terminal=True, fleet=Fleet(sources))
+    app = Dashboard(sources[0], any_terminal=True, fleet=Fleet(sources))
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("down", "R")
         assert "engine-1: no engine answers, so nothing can be recorded" in main_text(app)

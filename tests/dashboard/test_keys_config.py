@@ -141,7 +141,7 @@ async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(still_s
     actions = remapped(
         {"pause": "f7", "screen_live": "f2", "palette": "f9", "mark": "X", "zoom_in": "Z"}
     )
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, actions=actions)
+    app = Dashboard(source, any_terminal=True, fps=1.0, actions=actions)
     async with app.run_test(size=(200, 60)) as pilot:
         footer = screen_text(app).splitlines()[-1]
         assert " F7 Pause" in footer
@@ -242,7 +242,7 @@ async def test_settings_changed_by_keys_are_saved_at_the_end(
     write(config_file, "[dashboard]\nslo_itl_ms = 30.0\n")
     source = still_source()
     preferences = Preferences(config_file, dict.fromkeys(("theme", "ascii", "fps", "sort", "axis")))
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, preferences=preferences)
+    app = Dashboard(source, any_terminal=True, fps=1.0, preferences=preferences)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("T", "v", "plus", "o", "t")
     app.close()
@@ -256,7 +256,7 @@ async def test_settings_that_cannot_be_saved_still_apply_and_are_reported_at_the
     source = still_source()
     write(config_file, "[dashboard\n")
     preferences = Preferences(config_file, {"theme": "dark"})
-    app = Dashboard(source, source.history, any_terminal=True, fps=20.0, preferences=preferences)
+    app = Dashboard(source, any_terminal=True, fps=20.0, preferences=preferences)
     async with app.run_test(size=(160, 40)) as pilot:
         await pilot.press("T")
         assert app.main.skin.mode == "light"

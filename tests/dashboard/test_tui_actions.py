@@ -89,7 +89,7 @@ async def test_why_a_key_is_refused_disappears_with_the_screen_or_in_time(
 ) -> None:
     now_s = [0.0]
     source, options = still_source(), {"control_endpoint": "ipc:///nobody/here", "readonly": True}
-    app = Dashboard(source, source.history, any_terminal=True, clock=lambda: now_s[0], **options)
+    app = Dashboard(source, any_terminal=True, clock=lambda: now_s[0], **options)
     async with app.run_test(size=(120, 40)) as pilot:
 
         def is_refused() -> bool:

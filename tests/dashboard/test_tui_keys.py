@@ -188,9 +188,9 @@ async def test_keys_change_the_frame_rate_which_is_lower_over_ssh(
         await pilot.press(*["minus"] * 5)
         assert " 1fps" in screen_text(app)
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
-    assert Dashboard(source, source.history).main.fps == 10.0
+    assert Dashboard(source).main.fps == 10.0
     monkeypatch.setenv("SSH_CONNECTION", "1.2.3.4 5 6.7.8.9 22")
-    assert Dashboard(source, source.history).main.fps == 5.0
+    assert Dashboard(source).main.fps == 5.0
 
 
 async def test_a_click_sets_the_cursor_and_the_scrub_bar_is_dragged(source: Any) -> None:
@@ -223,7 +223,7 @@ async def test_a_drawing_error_is_shown_and_the_dashboard_keeps_running(
 
 async def test_rarely_drawn_views_show_the_last_step_soon_if_none_follows(source: Any) -> None:
     now = [0.0]
-    app = Dashboard(source, source.history, any_terminal=True, fps=0.5, clock=lambda: now[0])
+    app = Dashboard(source, any_terminal=True, fps=0.5, clock=lambda: now[0])
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("2")
         now[0] = 10.0

@@ -109,7 +109,7 @@ async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
 async def test_garbage_on_the_wire_is_counted_on_the_screen(runtime_folder: Path) -> None:
     """Any process that binds the telemetry address may send any bytes."""
     source = Subscriber(Endpoint.parse(f"{runtime_folder}/engine"))
-    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    app = Dashboard(source, any_terminal=True, fps=20.0)
     async with app.run_test(size=(160, 40)):
         source.history.append(0, history_steps.info())
         for frames in (
@@ -199,7 +199,7 @@ async def test_a_dead_thread_of_a_source_is_named_in_words(
     monkeypatch.setattr(ForwardPassSource, "_run", lambda source: 1 / 0)
     dying = ForwardPassSource(ForwardPassAddress.parse("ipc:///tmp/none"), History())
     source = still_source(60)
-    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    app = Dashboard(source, any_terminal=True, fps=20.0)
     with shown_thread_errors(app):
         async with app.run_test(size=(160, 45)):
             dying.start()
@@ -209,7 +209,7 @@ async def test_a_dead_thread_of_a_source_is_named_in_words(
 
 async def test_a_dead_thread_or_task_shows_an_error_line_until_a_key(still_source: Any) -> None:
     source = still_source(60)
-    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    app = Dashboard(source, any_terminal=True, fps=20.0)
     with shown_thread_errors(app):
         async with app.run_test(size=(160, 45)):
             thread = threading.Thread(target=lambda: 1 / 0, name="recorder")
@@ -251,7 +251,7 @@ class Drawings:
 
 async def test_a_screen_drawn_for_a_key_is_not_drawn_in_the_next_frame(still_source: Any) -> None:
     source, now_s = still_source(), [100.0]
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
+    app = Dashboard(source, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("space")
         drawings = Drawings(app)
@@ -289,7 +289,7 @@ async def test_figures_skipped_in_a_frame_are_refreshed_without_steps(still_sour
 
 async def test_an_idle_dashboard_redraws_almost_nothing(still_source: Any) -> None:
     source, now_s = still_source(), [100.0]
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
+    app = Dashboard(source, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
     async with app.run_test(size=(120, 40)):
         app.main.draw()
         drawings = Drawings(app)

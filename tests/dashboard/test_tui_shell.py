@@ -126,6 +126,6 @@ def test_the_environment_decides_on_colours(
     for name, value in {"TERM": "xterm-256color", "COLORTERM": "truecolor", **variables}.items():
         monkeypatch.setenv(name, value)
     source = still_source(5)
-    dashboard, start = Dashboard(source, source.history), StartApp(lambda _: None, lambda: None)
+    dashboard, start = Dashboard(source), StartApp(lambda _: None, lambda: None)
     assert (dashboard.main.skin.mode, start.skin.mode) == (mode, mode)
     assert dashboard.no_color == start.no_color == (mode == "none")

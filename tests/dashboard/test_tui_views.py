@@ -54,7 +54,7 @@ def paused(step: int) -> View:
 
 
 def header_line(frame: Frame, status: Any = "live", width: int = 120, **facts: Any) -> str:
-    connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, **facts)
+    connection = header.SourceState("ipc://engine-0", status, 10.0, **facts)
     return line_texts(header.draw(frame, connection, width))[0]
 
 
@@ -188,7 +188,7 @@ def test_the_figures_of_an_idle_engine_are_not_called_old(source: Any) -> None:
 
 def test_a_column_of_several_steps_shows_the_worst_of_them(source: Any) -> None:
     history = source.history
-    columns = ChartColumns(history).visible(View(zoom_idx=2), COLUMNS)
+    columns = ChartColumns(history).visible(View(zoom_idx=2), COLUMNS, history.last_step)
     for column in (c for c in columns if c is not None):
         steps = [history.summary(s) for s in range(column.first, column.last + 1)]
         assert column.last - column.first < 5
@@ -200,7 +200,8 @@ def test_a_column_of_several_steps_shows_the_worst_of_them(source: Any) -> None:
 
 def test_on_the_time_axis_a_long_step_is_wider(source: Any) -> None:
     history = source.history
-    columns = [c for c in ChartColumns(history).visible(View(axis="time"), 300) if c is not None]
+    found = ChartColumns(history).visible(View(axis="time"), 300, history.last_step)
+    columns = [column for column in found if column is not None]
     widths = Counter(column.first for column in columns if column.first == column.last)
     longest = max(widths, key=lambda step: history.summary(step).duration_ns)
     assert widths[longest] >= 3
@@ -242,7 +243,7 @@ def test_the_lane_of_a_preempted_request_shows_the_preemption_and_the_wait(sourc
     row = next(row for row in frame.lanes if row.request_id == victim.request_id)
     assert row.status == "OUT"
     drawn = line_texts(lanes.draw(frame, WIDTH, 62, GUTTER))
-    line = next(line for line in drawn if f" {row.name} " in line)
+    line = next(line for line in drawn if f" r{row.request_id} " in line)
     assert "✗·" in line
 
 
@@ -344,7 +345,8 @@ def test_the_filter_narrows_the_lanes(source: Any) -> None:
     one = frame_of(source, View(filter=f"id:{waiting[0].request_id}")).lanes
     assert [row.request_id for row in one] == [waiting[0].request_id]
     documents = frame_of(source, View(filter="!^r\\d+ doc-")).lanes
-    assert {row.client_id.split("-")[0] for row in documents} == {"doc"}
+    names = source.history.lane_names(row.request_id for row in documents)
+    assert {each.client_id.split("-")[0] for each in names} == {"doc"}
     assert frame_of(source, View(filter="doc- id:999999")).lanes == []
 
 
@@ -606,7 +608,8 @@ def test_a_step_in_which_all_stood_still_is_a_band_across_lanes(freeze: History,
 def test_wide_steps_leave_no_step_out(freeze: History, width: int, zoom_idx: int) -> None:
     columns = ChartColumns(freeze)
     for right in range(0, 450, 9):
-        shown = columns.visible(View(cursor=right, right=right, zoom_idx=zoom_idx), width)
+        view = View(cursor=right, right=right, zoom_idx=zoom_idx)
+        shown = columns.visible(view, width, freeze.last_step)
         assert len(shown) == width
         known = [each for each in shown if each is not None]
         assert known[-1].first <= right <= known[-1].last
@@ -621,7 +624,7 @@ def test_wide_steps_leave_no_step_out(freeze: History, width: int, zoom_idx: int
 
 
 def test_the_cursor_stays_on_the_screen_beside_wide_steps(freeze: History) -> None:
-    columns = ChartColumns(freeze).visible(View(axis="time", zoom_idx=4), 66)
+    columns = ChartColumns(freeze).visible(View(axis="time", zoom_idx=4), 66, freeze.last_step)
     assert sum(column is not None and column.is_wide for column in columns) >= 7 * 3
     builder, view = FrameBuilder(freeze), View()
     view.pause(450)

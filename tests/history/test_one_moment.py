@@ -59,7 +59,7 @@ async def test_all_views_show_the_same_step(width: int, page: str, still_source:
         history.append(*next(coming))
     source = still_source(1)
     source.history = history
-    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: now_s)
+    app = Dashboard(source, any_terminal=True, fps=1.0, clock=lambda: now_s)
     async with app.run_test(size=(width, 60)) as pilot:
         if page == "step":
             await pilot.press("2")
@@ -86,7 +86,7 @@ async def test_all_views_show_the_same_step(width: int, page: str, still_source:
 async def test_header_and_scrub_bar_say_silent_in_the_same_frame(still_source: Call) -> None:
     now_s = 0.0
     source = still_source()
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s)
+    app = Dashboard(source, any_terminal=True, fps=1.0, clock=lambda: now_s)
     async with app.run_test(size=(120, 40)):
         for status in ("live", "stale", "down", "live"):
             source.status = status
@@ -156,7 +156,7 @@ class Session:
 
 
 def badge_of(frame: Frame) -> str:
-    return header.badge(frame, header.SourceState("stepscope", "ipc://engine-0", "live", 10.0))[0]
+    return header.badge(frame, header.SourceState("ipc://engine-0", "live", 10.0))[0]
 
 
 def test_the_badge_of_a_starved_observer_says_that_it_is_behind() -> None:

@@ -37,7 +37,7 @@ class Way:
         self.view = View()
         self.notices = Notices(lambda: 0.0)
         self.source = source
-        self.navigator = Navigator(self.view, source.history, source, self.notices, str)
+        self.navigator = Navigator(self.view, source, self.notices, str)
         self.now_s = 0.0
         self.builder = FrameBuilder(source.history, source.extent, lambda: self.now_s)
 

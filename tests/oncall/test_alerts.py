@@ -244,7 +244,7 @@ async def test_a_firing_alert_rings_the_bell_and_is_shown_in_the_notice_line(
     with following(live_engine.endpoint) as source:
         with asking(live_engine.endpoint):
             wait_for(lambda: source.history.last_step == 3, "steps come")
-        app = Dashboard(source, source.history, any_terminal=True, rules=[parse_rule("steps >= 4")])
+        app = Dashboard(source, any_terminal=True, rules=[parse_rule("steps >= 4")])
         async with app.run_test(size=(120, 40)):
             await until(lambda: "ALERT steps >= 4: 4" in text(app), lambda: text(app))
             await until(lambda: "steps >= 4: 4 (alert)" in text(app), lambda: text(app))

@@ -226,7 +226,7 @@ def test_a_changed_level_applies_as_if_set_from_the_start(still_source: Call, sl
     assert changed.windows.latency() == again.windows.latency()
     assert changed.last_stall() == again.last_stall()
     assert changed.last_stall(200) == again.last_stall(200)
-    columns = (ChartColumns(each).visible(View(), 200) for each in (changed, again))
+    columns = (ChartColumns(each).visible(View(), 200, each.last_step) for each in (changed, again))
     assert next(columns) == next(columns)
 
 
@@ -235,7 +235,7 @@ async def test_levels_changed_in_a_dashboard_are_saved(still_source: Call, tmp_p
     path = tmp_path / "config.toml"
     began: dict[str, Any] = {"slo_ttft_ms": 500.0, "slo_itl_ms": 30.0}
     given = {"any_terminal": True, "fps": 1.0, "preferences": Preferences(path, began)}
-    app = Dashboard(source, source.history, **given)
+    app = Dashboard(source, **given)
     async with app.run_test(size=(200, 60)) as pilot:
         assert "TTFT <500" not in screen_text(app)
         assert " <30 " in screen_text(app)
@@ -255,7 +255,7 @@ async def test_levels_changed_in_a_dashboard_are_saved(still_source: Call, tmp_p
 
 async def test_an_offered_value_is_replaced_by_typing_and_kept_by_arrow(still_source: Call) -> None:
     source = still_source()
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
+    app = Dashboard(source, any_terminal=True, fps=1.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("b")
         assert "ttft=500 itl=30_  typing replaces it, → keeps it" in screen_text(app)

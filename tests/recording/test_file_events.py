@@ -123,7 +123,7 @@ def test_the_next_event_is_the_nearest_of_all_kinds(found: FileIndex) -> None:
 
 
 async def test_the_next_preemption_is_found_far_outside_memory(source: ReplaySource) -> None:
-    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    app = Dashboard(source, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)) as pilot:
         assert source.history.num_steps == 1
         assert "✗" in main_text(app).splitlines()[-3], "not on the scrub bar"
@@ -148,7 +148,7 @@ async def test_the_next_preemption_is_found_far_outside_memory(source: ReplaySou
 
 async def test_knob_changes_ahead_are_listed_and_enter_goes_to_them(source: ReplaySource) -> None:
     (change,) = source.file_index.changes
-    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    app = Dashboard(source, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("6")
         assert "; 3 ahead (])" in main_text(app)
@@ -182,7 +182,7 @@ async def test_a_selected_breach_stays_selected_while_others_appear(still_source
     for sequence, message in messages[:300]:
         history.append(sequence, message)
     source = type(still_source(2))(history)
-    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    app = Dashboard(source, any_terminal=True, fps=1.0, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("5", "j", "j")
         chosen = targets(app.main.frame)[app.main.view.row]
@@ -206,7 +206,7 @@ async def test_the_first_steps_are_on_the_scrub_bar_at_once(still_source: Call) 
     history = History()
     messages = simulate(seed=3, num_steps=60)
     source = type(still_source(2))(history)
-    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: now_s)
+    app = Dashboard(source, any_terminal=True, fps=1.0, clock=lambda: now_s)
     async with app.run_test(size=(120, 40)):
         app.main.draw_if_changed()
         for sequence, message in messages:

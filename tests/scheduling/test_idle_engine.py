@@ -14,9 +14,7 @@ from tests.support.screens.screen_text import main_text
 
 
 async def screen_of(source: Any) -> str:
-    app = Dashboard(
-        source, source.history, control_endpoint="ipc:///nobody", any_terminal=True, fps=10.0
-    )
+    app = Dashboard(source, control_endpoint="ipc:///nobody", any_terminal=True, fps=10.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         text = main_text(app)
@@ -58,10 +56,10 @@ async def test_an_engine_without_new_steps_does_not_look_busy(
     message = EngineStatus(step=399, time_ns=time_ns, **status_now)
     history.append(history.last_sequence + 1, message)
     source.status = status
-    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    app = Dashboard(source, any_terminal=True, fps=1.0, clock=lambda: 0.0)
     async with app.run_test(size=(140, 40)):
         frame = app.main.new_frame()
-        connection = header.SourceState("engine", "ipc", status, 10.0, recording=(8.0, 100))
+        connection = header.SourceState("ipc", status, 10.0, recording=(8.0, 100))
         lines = [*header.draw(frame, connection, 140), *header.key_figures(frame, 140, 1, 14)]
     app.close()
     shown = "\n".join("".join(text for text, _ in line) for line in lines)

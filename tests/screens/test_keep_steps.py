@@ -22,7 +22,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Received:
 
 
 def dashboard(source: Received, **options: Any) -> Dashboard:
-    return Dashboard(source, source.history, any_terminal=True, fps=20.0, **options)
+    return Dashboard(source, any_terminal=True, fps=20.0, **options)
 
 
 def notice(app: Dashboard) -> str:

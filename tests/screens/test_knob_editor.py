@@ -79,7 +79,7 @@ async def test_no_editor_opens_for_a_silent_engine(
     still_source: Any, key: str, status: str
 ) -> None:
     source = still_source()
-    app = Dashboard(source, source.history, control_endpoint="ipc:///no", any_terminal=True)
+    app = Dashboard(source, control_endpoint="ipc:///no", any_terminal=True)
     async with app.run_test(size=(120, 40)) as pilot:
         source.status = status
         await pilot.press(key)

@@ -160,7 +160,6 @@ class World:
     def dashboard(self, fleet: Fleet | None = None) -> Dashboard:
         return Dashboard(
             self.busy,
-            self.busy.history,
             control_endpoint="ipc:///run/engine-0.control",
             fps=1.0,
             any_terminal=True,

@@ -64,7 +64,7 @@ def source(live_engine: Any) -> Iterator[Subscriber]:
 
 def dashboard(source: Any, endpoint: str = "") -> Dashboard:
     endpoint = endpoint or source.endpoint.control
-    return Dashboard(source, source.history, control_endpoint=endpoint, any_terminal=True, fps=10.0)
+    return Dashboard(source, control_endpoint=endpoint, any_terminal=True, fps=10.0)
 
 
 async def shows(app: Dashboard, words: str) -> None:

@@ -35,7 +35,7 @@ def source() -> Iterator[ReplaySource]:
 
 
 def dashboard(source: ReplaySource) -> Dashboard:
-    return Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    return Dashboard(source, any_terminal=True, fps=20.0)
 
 
 async def test_a_replay_offers_speed_keys_but_none_for_an_engine(source: ReplaySource) -> None:
@@ -113,7 +113,7 @@ async def test_view_and_service_levels_of_a_replay_are_not_saved_in_the_config_f
     path = tmp_path / "config.toml"
     names = ("axis", "sort", "slo_ttft_ms", "slo_itl_ms", "theme")
     preferences = Preferences(path, dict.fromkeys(names))
-    app = Dashboard(source, source.history, any_terminal=True, fps=20.0, preferences=preferences)
+    app = Dashboard(source, any_terminal=True, fps=20.0, preferences=preferences)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("t", "o", "b", *"ttft=2s itl=12", "enter")
         assert "ITL within 12 ms, for this session only" in main_text(app)

@@ -1,6 +1,6 @@
 """`Dashboard`: the Textual application, with its screens and what all of them share.
 
-The caller owns the source (of steps) and the history (the steps in memory). It starts the source
+The caller owns the source (of steps), with its history (the steps in memory). It starts the source
 before the dashboard runs and stops it afterwards. The dashboard only reads them, and asks a replay
 source to seek and play.
 """
@@ -48,12 +48,11 @@ class Dashboard(App[None], inherit_bindings=False):
     """The dashboard: one main screen for each engine that was opened, one of them shown at a time.
 
     Args:
-        source: fills `history` from its own daemon thread.
+        source: fills its history from its own daemon thread.
         control_endpoint: as `Endpoint.parse` accepts it. None if the engine has none (a replay):
             actions that change the engine are then hidden.
         fps: None means 10, or 5 over SSH.
         recorder: a recording of `source` that already runs; it ends with `R` or with the dashboard.
-        title: the first words of the header line, and the title of screenshots.
         theme: a terminal with 16 colours or with NO_COLOR overrides it.
         preferences: stores what the operator changes; by default nothing is kept.
         any_terminal: use the theme without asking which colours the terminal has; for pictures.
@@ -62,6 +61,7 @@ class Dashboard(App[None], inherit_bindings=False):
         rules: of alerts, for a live engine.
     """
 
+    TITLE = "stepscope"
     CSS = "Screen { padding: 0; border: none; }"
     ENABLE_COMMAND_PALETTE = False  # an action of ours opens it
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -71,14 +71,12 @@ class Dashboard(App[None], inherit_bindings=False):
     def __init__(
         self,
         source: Source,
-        history: History,
         *,
         control_endpoint: str | None = None,
         readonly: bool = False,
         fps: float | None = None,
         ascii_only: bool = False,
         recorder: "Recorder | None" = None,
-        title: str = "stepscope",
         theme: ThemeName = "dark",
         sort: Sort = "arrival",
         axis: Axis = "step",
@@ -86,23 +84,19 @@ class Dashboard(App[None], inherit_bindings=False):
         preferences: Preferences | None = None,
         log_file: Path | None = None,
         any_terminal: bool = False,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         fleet: Fleet | None = None,
         rules: Sequence[Rule] = (),
     ) -> None:
         forget_empty_no_color()
         super().__init__()
         self.set_keymap(keymap(actions))
-        self.title = title
-        clock = clock or time.monotonic
         self._fleet_view = FleetView(fleet or Fleet([source], clock), open=self._open_engine)
         self.session = Session(
             source,
-            history,
             control_endpoint,
             recorder,
             self._fleet_view,
-            title,
             readonly,
             actions,
             preferences or Preferences(),

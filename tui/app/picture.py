@@ -12,7 +12,6 @@ from textual.app import App
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.export.output import writing
-from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.handlers import svg
@@ -28,7 +27,6 @@ _LOOK_S = 0.02
 
 def screenshot(
     source: Source,
-    history: History,
     path: Path,
     size: tuple[int, int] = (120, 40),
     *,
@@ -57,7 +55,6 @@ def screenshot(
     """
     app = Dashboard(
         source,
-        history,
         fps=DEFAULT_FPS,
         ascii_only=ascii,
         theme=theme,
@@ -72,7 +69,8 @@ def screenshot(
         app.compare(*compared)
     draw = svg if path.suffix.lower() == ".svg" else text
     content = asyncio.run(_picture(app, size, request_id, draw))
-    is_private = history.info is not None and history.info.with_tokens
+    info = source.history.info
+    is_private = info is not None and info.with_tokens
     with writing(path, replace=True, is_private=is_private) as stream:
         stream.write(content.encode())
 

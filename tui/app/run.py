@@ -24,7 +24,6 @@ from typing import Any, TextIO, cast
 from textual.app import App
 
 from stepscope.recordings.compare.columns import Align
-from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.session.tour import Tour
@@ -173,7 +172,6 @@ log = logging.getLogger("stepscope.tui")
 
 def run_dashboard(
     source: Source,
-    history: History,
     *,
     ascii: bool | None = None,
     compared: tuple[Origin, Origin, Align] | None = None,
@@ -195,7 +193,7 @@ def run_dashboard(
     source, recorder or engine fails, a line on the screen says so instead.
     """
     why_ascii = only_ascii(os.environ) if ascii is None else None
-    app = Dashboard(source, history, ascii_only=ascii or why_ascii is not None, **options)
+    app = Dashboard(source, ascii_only=ascii or why_ascii is not None, **options)
     if compared is not None:
         app.compare(*compared)
     if news is not None:

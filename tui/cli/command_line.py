@@ -63,8 +63,6 @@ doctor  engines.doctor  Show what is installed, what will be used and what is mi
 keys  engines.keys:commands  Make, list and revoke the keys that engines let in.
 config  engines.config  Show the settings, and where each of them comes from.
 """
-
-
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     title: {name: (place, line) for name, place, line in (row.split("  ") for row in rows)}
     for title, *rows in (block.splitlines() for block in _LIST.strip().split("\n\n"))

@@ -7,7 +7,7 @@ second a widget for each view would cost half as much again.
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ParamSpec
+from typing import ParamSpec
 
 from textual.geometry import Region, Size
 
@@ -31,13 +31,9 @@ from stepscope.tui.views.panels import footer, header, inspector, latency_panel,
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
 
-if TYPE_CHECKING:
-    from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
-
 log = logging.getLogger("stepscope.tui")
 
 _P = ParamSpec("_P")
-
 
 _VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
     "verdict": header.verdict,
@@ -241,13 +237,6 @@ class FrameMaker:
     def _stands(self) -> bool:
         return self._replay is not None and self._replay.status != "playing"
 
-    def _fit_time(self, replay: "ReplaySource") -> None:
-        if replay.extent is None:
-            return
-        (first, last), (start_ns, end_ns) = replay.extent, replay.extent_ns
-        num_cells = (end_ns - start_ns) / COLUMN_NS
-        self._view.fit_time(num_cells, num_cells / (last + 1 - first), self._canvas.num_columns)
-
     @property
     def is_behind(self) -> bool:
         """Whether a new frame would show newer figures or events, even if no new step has come."""
@@ -260,8 +249,10 @@ class FrameMaker:
         if self._replay is not None:
             if view.axis == "step" and canvas.num_columns:
                 self._replay.show(canvas.num_columns * view.zoom)
-            elif canvas.num_columns:
-                self._fit_time(self._replay)
+            elif canvas.num_columns and self._replay.extent is not None:
+                (first, last), (start_ns, end_ns) = self._replay.extent, self._replay.extent_ns
+                num_cells = (end_ns - start_ns) / COLUMN_NS
+                view.fit_time(num_cells, num_cells / (last + 1 - first), canvas.num_columns)
             self._replay.look_at(view.cursor)
         frame = self._builder.build(view, canvas.num_columns, num_lanes, num_events)
         frame.status = session.source.status

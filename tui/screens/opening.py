@@ -47,7 +47,7 @@ class Opening:
 
     def goto(self) -> None:
         question = "go to a step (1200), a time (12:41:58), or a distance (-30s):"
-        self.ask(question, self._navigator.goto, self._navigator.check_target)
+        self.ask(question, self._navigator.goto, _checked(self._navigator.target))
 
     def filter_(self) -> None:
         def use(text: str) -> None:
@@ -130,9 +130,7 @@ class Opening:
 
     def service_levels(self) -> None:
         now = self._session.history.slo
-
-        def parsed(text: str) -> SLO:
-            return parse_levels(text, now)
+        parsed = partial(parse_levels, now=now)
 
         def use(text: str) -> None:
             self._use_levels(parsed(text))

@@ -60,8 +60,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self.news: Callable[[], str | None] = lambda: None  # notices of the calling command
         self._logged: set[str] = set()  # errors, each of them once
         self.frame: Frame | None = None
-        said = self.notices, self._key
-        self.navigator = Navigator(self.view, session.history, session.source, *said)
+        self.navigator = Navigator(self.view, session.source, self.notices, self._key)
         self.operator = Operator(session.history, session.link, self.notices, session.autopilot)
         self.canvas = Canvas(session, skin)
         self._replay = replay_of(session.source)
@@ -345,5 +344,7 @@ def _connection(session: Session, shown: History, fps: float) -> header.SourceSt
     speed = extent_ns = None
     if replay is not None:
         speed, extent_ns = replay.speed, replay.extent_ns
-    named, is_previous = (session.title, session.endpoint), shown is not session.history
-    return header.SourceState(*named, source.status, fps, speed, recording, is_previous, extent_ns)
+    return header.SourceState(
+        *(session.endpoint, source.status, fps, speed, recording),
+        *(shown is not session.history, extent_ns),
+    )

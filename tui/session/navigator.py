@@ -14,14 +14,7 @@ from stepscope.recordings.history.source import Source
 from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.session.waits import Breach
 from stepscope.recordings.state.events import mark_event
-from stepscope.tui.session.goto import (
-    Wanted,
-    is_searched,
-    nearest,
-    nothing,
-    unsearched,
-    wanted,
-)
+from stepscope.tui.session.goto import Wanted, is_searched, nearest, nothing, unsearched, wanted
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
 from stepscope.tui.views.notices import Notices
@@ -43,17 +36,12 @@ class Navigator:
     """Moves the cursor of `view`; `frame` is on the screen. Use it only on the UI thread."""
 
     def __init__(
-        self,
-        view: View,
-        history: History,
-        source: Source,
-        notices: Notices,
-        key: Callable[[str], str],
+        self, view: View, source: Source, notices: Notices, key: Callable[[str], str]
     ) -> None:
         self.view = view
         self._key = key
         self.frame: Frame | None = None
-        self._history = history
+        self._history = source.history
         self._replay = replay_of(source)
         self._notices = notices
         self._stall: Breach | None = None  # the stall that it went to last
@@ -249,22 +237,14 @@ class Navigator:
 
     def goto(self, text: str) -> None:
         """Go to what was typed: a step, a time of day, or a time difference from the cursor."""
-        if text.strip():
-            step, note = self._wanted(text)
-            self.go(step)
-            if note is not None:
-                self._notices.say_of_place(note, "caution")
+        if (found := self.target(text)) is not None:
+            self.go(found.step)
+            if found.note is not None:
+                self._notices.say_of_place(found.note, "caution")
 
-    def check_target(self, text: str) -> str | None:
-        try:
-            if text.strip():
-                self._wanted(text)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    def _wanted(self, text: str) -> Wanted:
-        return wanted(text, self._at(), self._history, self._replay)
+    def target(self, text: str) -> Wanted | None:
+        """Return the step that a typed text means; ValueError says why there is none."""
+        return wanted(text, self._at(), self._history, self._replay) if text.strip() else None
 
     def change_speed(self, factor: float) -> None:
         if self._replay is not None:

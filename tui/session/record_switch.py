@@ -94,8 +94,8 @@ class RecordSwitch:
 class RecordSwitches:
     """One `RecordSwitch` for each live source, made on first use. For the UI thread."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or Path.cwd()
+    def __init__(self) -> None:
+        self._folder = Path.cwd()
         self._switches: dict[Source, RecordSwitch] = {}
 
     def of(self, source: Source, recorder: "Recorder | None" = None) -> RecordSwitch | None:

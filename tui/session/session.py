@@ -77,12 +77,10 @@ class Session:
     """
 
     source: Source
-    history: History
     control_endpoint: str | None
     recorder: InitVar["Recorder | None"]
     # Shared by all sessions of a dashboard:
     fleet_view: FleetView
-    title: str
     readonly: bool = False
     actions: tuple[Action, ...] = ACTIONS
     preferences: Preferences = field(default_factory=Preferences)
@@ -121,15 +119,14 @@ class Session:
         self.abilities = Abilities(self.readonly, frozenset(needs), self.actions)
         self.alerts = AlertWatch(self.source, self.rules, self.clock)
 
+    @property
+    def history(self) -> History:
+        """The steps in memory."""
+        return self.source.history
+
     def beside(self, source: Source, control_endpoint: str | None) -> "Session":
         """Return a new session of another source of this dashboard."""
-        return replace(
-            self,
-            source=source,
-            history=source.history,
-            control_endpoint=control_endpoint,
-            recorder=None,
-        )
+        return replace(self, source=source, control_endpoint=control_endpoint, recorder=None)
 
     def begin_tour(self, tour: Tour) -> None:
         """Start to show a guided tour, and enable its keys."""

@@ -261,8 +261,6 @@ _NOT_ON_COMPARE = frozenset(
     {"pause", "previous_of_request", "next_of_request", "previous_mark", "worst", "goto", "slower"}
     | {"faster", "previous_session", "mark", "follow", "keep_steps"}
 )
-
-
 # The start screen is a list: it has the actions that move in a list, and the global ones.
 _ON_START = frozenset(
     {"lane_up", "lane_down", "screen_back", "screen_forward", "oldest", "live", "inspect"}

@@ -7,7 +7,6 @@ A key is a character (`p`, `P`, `[`) or a name (`space`, `left`, `f5`), optional
 import unicodedata
 from functools import cache
 
-RESERVED = "ctrl+c"  # always leaves the dashboard; no action can have it
 NAMED = (
     "space", "enter", "tab", "escape", "backspace", "delete", "insert", "home", "end", "pageup",
     "pagedown", "up", "down", "left", "right", *(f"f{number}" for number in range(1, 25)),
@@ -60,7 +59,7 @@ def parse(text: str) -> str:
     elif len(key) == 1 and "ctrl" in modifiers:
         key = key.lower()
     full = "+".join([each for each in _MODIFIERS if each in modifiers] + [key])
-    if full == RESERVED:
+    if full == "ctrl+c":
         raise KeyNameError("ctrl+c always leaves the dashboard, it cannot do anything else")
     if full in _SAME_IN_A_TERMINAL:
         raise KeyNameError(f"a terminal sends {text!r} as {_SAME_IN_A_TERMINAL[full]}")
@@ -85,8 +84,6 @@ def _plain(name: str, text: str) -> str:
 def _of_character(character: str) -> str:
     if character.isalnum():
         return character
-    if character == " ":
-        return "space"
     name = unicodedata.name(character, "").lower().replace("-", "_").replace(" ", "_")
     return _RENAMED.get(name, name)
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load", "client"]
 KEYS = "keys"
 ALERTS = "alerts"  # an array of tables with one rule each
-MAX_NAME = 40  # characters of the name that an operator chooses
-NO_FILE = "none"  # given as the config file: read none, write none
 
 
 def _level(what: str, default: int) -> Meta:
@@ -98,7 +96,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: Annotated[
         str,
         Meta(
-            max_length=MAX_NAME,
+            max_length=40,
             description="your name in the audit (default: account, terminal and machine)",
         ),
     ] = ""
@@ -123,7 +121,7 @@ def config_path() -> Path:
     """Return the path of the config file, which may not exist; `STEPSCOPE_CONFIG` overrides it."""
     named = os.environ.get("STEPSCOPE_CONFIG")
     if named:
-        return Path(os.devnull) if named == NO_FILE else Path(named).expanduser()
+        return Path(os.devnull) if named == "none" else Path(named).expanduser()
     return platformdirs.user_config_path("stepscope") / "config.toml"
 
 

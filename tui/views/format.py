@@ -3,8 +3,6 @@
 import time
 from collections.abc import Sequence
 
-MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
 
 def count(value: float | None) -> str:
     """Return 184223 as 184,223, and None (unknown) as a dash."""
@@ -113,7 +111,7 @@ def moment(wall_ns: int | None, with_tenths: bool = False) -> str:
     if when[:3] == today[:3]:
         return shown
     year = "" if when.tm_year == today.tm_year else f" {when.tm_year}"
-    return f"{MONTHS[when.tm_mon - 1]} {when.tm_mday}{year} {shown}"
+    return f"{time.strftime('%b', when)} {when.tm_mday}{year} {shown}"
 
 
 def span(seconds: float) -> str:

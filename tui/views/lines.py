@@ -34,7 +34,6 @@ Line: TypeAlias = tuple[Run, ...]
 # Lines side by side, each with its width in cells; None fills the rest.
 Row: TypeAlias = tuple[tuple[Line, int | None], ...]
 
-
 _MARK = "@"
 _EDGE: Run = ("│", "frame")
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\uffff]")

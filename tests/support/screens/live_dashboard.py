@@ -7,7 +7,7 @@ from tests.support.screens.keys import press_keys
 
 def dashboard(source: Subscriber) -> Dashboard:
     control = source.endpoint.control
-    return Dashboard(source, source.history, control_endpoint=control, any_terminal=True)
+    return Dashboard(source, control_endpoint=control, any_terminal=True)
 
 
 async def press(app: Dashboard, *keys: str) -> None:

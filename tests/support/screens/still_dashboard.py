@@ -6,6 +6,4 @@ from stepscope.tui.app.app import Dashboard
 
 
 def dashboard(source: Any, **options: Any) -> Dashboard:
-    return Dashboard(
-        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
-    )
+    return Dashboard(source, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options)

@@ -1,6 +1,5 @@
 """`stepscope compare`: two runs side by side, on the screen, as a table or as JSON."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,13 +116,13 @@ def compare(
                 from stepscope.tui.app.run import run_dashboard
 
                 options = dashboard_options(settings)
-                run_dashboard(source, source.history, compared=(*shown, _ALIGN), **options)
+                run_dashboard(source, compared=(*shown, _ALIGN), **options)
                 return
             from stepscope.tui.app.picture import screenshot  # loads Textual
 
             path = picture_path(output, ".svg", ".txt")
             screenshot(
-                source, source.history, path, picture_size(size), theme=settings.theme,
+                source, path, picture_size(size), theme=settings.theme,
                 ascii=bool(settings.ascii), compared=(*shown, _ALIGN),
             )  # fmt: skip
             say(f"{path}: {a} and {b or 'itself, before and after'}, {size}")
@@ -221,24 +220,24 @@ def _figures(found: Comparison) -> list[str]:
 
 
 def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
+    """Return what `--json` writes; an infinite number becomes null, as JSON cannot say it."""
     both = {
         letter: {"name": name, **work._asdict(), **limits_document(side)}
         for letter, name, work, side in zip("ab", found.names, found.works, sides, strict=True)
     }
-    load = found.load
     figures = {
         figure.key: {
             **told(figure, "a", "b", "ratio", "better", "verdict", "num_a", "num_b"),
             "interval": None
             if figure.interval is None
-            else [figure.interval.low or None, _finite(figure.interval.high)],
+            else [figure.interval.low or None, figure.interval.high],
         }
         for figure in found.figures
     }
     return {
         **both,
         "different_work": found.load.other_work,
-        "load": {**told(load), "more_a": _finite(load.more_a), "more_b": _finite(load.more_b)},
+        "load": told(found.load),
         **told(found, "slo", "percentile_error", "settings"),
         "figures": figures,
         "late": plain(found.causes),
@@ -251,8 +250,3 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
             ],
         },
     }
-
-
-def _finite(value: float) -> float | None:
-    """Return the number, or None if it is infinite, which JSON cannot say."""
-    return value if math.isfinite(value) else None

@@ -54,7 +54,6 @@ def run_live(
 
     run_dashboard(
         source,
-        source.history,
         control_endpoint=control_of(source),
         recorder=recorder,
         fleet=fleet,

@@ -24,9 +24,7 @@ from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.cli.shared.process import running
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import (
-    DashboardSettings,
-)
+from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 from stepscope.tui.views.view import ZOOMS
 
@@ -99,7 +97,7 @@ def replay(
                 source.seek(at)
             from stepscope.tui.app.run import run_dashboard
 
-            run_dashboard(source, history, **dashboard_options(settings))
+            run_dashboard(source, **dashboard_options(settings))
 
 
 def _check_step(recording: Recording, at: int) -> None:
@@ -157,7 +155,7 @@ def screenshot_file(
             from stepscope.tui.app.picture import screenshot  # loads Textual
 
             screenshot(
-                source, source.history, path, dimensions, theme=settings.theme,
+                source, path, dimensions, theme=settings.theme,
                 ascii=bool(settings.ascii), page="live" if page == "main" else page,
                 axis=settings.axis, zoom=zoom, request_id=request_id,
             )  # fmt: skip

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stepscope.engine.bench.measured_run import Percentiles, ThroughputResult
     from stepscope.engine.protocol.wire import EngineInfo
 
-
 _DRAWN = ": a range to draw from evenly, or one number"
 
 

@@ -11,13 +11,7 @@ from stepscope.engine.protocol.commands import ResetPrefixCache
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
-from stepscope.engine.workload.arrivals import (
-    PromptWriter,
-    describe,
-    fit,
-    from_trace,
-    synthetic,
-)
+from stepscope.engine.workload.arrivals import PromptWriter, describe, fit, from_trace, synthetic
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.figures import FIGURES, KINDS, RANKS, Figures, latency_name, value_text

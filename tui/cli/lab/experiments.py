@@ -94,9 +94,9 @@ def _figure(name: str, key: str, form: str = ",.0f", *, is_drawn: bool = False) 
     return _each(name, lambda run: run.decoding.value(key), form, is_drawn=is_drawn)
 
 
-def _ttft(of: str, prefix: str, *, is_drawn: bool = True) -> ArmFigure:
+def _ttft(of: str, prefix: str) -> ArmFigure:
     name = f"TTFT of {of}, ms" if of else "TTFT, ms"
-    return _each(name, lambda run: run.ttft_ms(prefix), is_drawn=is_drawn)
+    return _each(name, lambda run: run.ttft_ms(prefix), is_drawn=True)
 
 
 _ITL_P50 = _figure("ITL p50, ms", "itl_p50", ",.1f")

@@ -59,17 +59,9 @@ def verify_file(
             {
                 "file": str(report.path),
                 "ok": report.is_good,
-                **told(
-                    report,
-                    *(
-                        "is_being_written",
-                        "num_bytes",
-                        "num_chunks",
-                        "num_messages",
-                        "num_lost_messages",
-                    ),
-                    *("num_steps", "first_step", "last_step", "with_tokens"),
-                ),
+                **told(report, "is_being_written", "num_bytes", "num_chunks", "num_messages"),
+                **told(report, "num_lost_messages", "num_steps", "first_step", "last_step"),
+                "with_tokens": report.with_tokens,
                 "service_levels": report.levels,
                 "left_out_by_repair": [msgspec.structs.asdict(loss) for loss in report.losses],
                 "checks": [{"ok": check.is_good, **told(check)} for check in report.checks],

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
 
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobValue
@@ -117,9 +116,6 @@ def picture_size(text: str) -> tuple[int, int]:
     return num_columns, num_rows
 
 
-Variant: TypeAlias = tuple[str, dict[str, KnobValue]]
-"""A text for people, and the values of the knobs that differ."""
-
 _MAX_RANGE = 8
 _MAX_VARIANTS = 32
 
@@ -140,8 +136,8 @@ def knob_texts(words: Sequence[str], example: str) -> dict[str, str]:
     return texts
 
 
-def variants_of(words: Sequence[str]) -> list[Variant]:
-    """Return the changes to try: each value of each knob with each other."""
+def variants_of(words: Sequence[str]) -> list[tuple[str, dict[str, KnobValue]]]:
+    """Return the changes to try, in words and by knob: each value of each knob with each other."""
     texts = knob_texts(words, "for example max_num_batched_tokens=256,512")
     if unknown := [name for name in texts if name not in Knobs.__struct_fields__]:
         raise WrongUsage(

@@ -101,7 +101,6 @@ class CliCommand:
             help=help,
             metavar=metavar or None,
             show_default=False,
-            parser=None,
         )
         kind: Any = bool if is_bool else str
         annotation = Annotated[kind | None, option]

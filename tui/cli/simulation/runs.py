@@ -228,7 +228,6 @@ def figure_lines(runs: Sequence[RunFigures], level: SLO) -> Iterator[str]:
 
 # The engine of `demo --simulate` and `tour --simulate`, a process of its own
 
-_BLOCK_SIZE = 16
 _MAX_LEN = 32_768
 
 
@@ -251,9 +250,7 @@ def simulated_engine(
     levels = convert_flags(DashboardSettings, flags)
     if exit_with_stdin:
         when_parent_ends(end_process)
-    engine = EngineOptions(
-        gpu, model, step_time, num_blocks=num_blocks, block_size=_BLOCK_SIZE, max_model_len=_MAX_LEN
-    )
+    engine = EngineOptions(gpu, model, step_time, num_blocks=num_blocks, max_model_len=_MAX_LEN)
     setup = setup_of(engine, choose_step_times(engine), convert_flags(Knobs, flags))
     setup = structs.replace(setup, **levels)
     serve_simulated(setup, Endpoint.parse(endpoint), speed, 0, lambda info: None)

@@ -244,15 +244,10 @@ def _row(page: ComparePage, label: str, cells: Line, edge: str = "│") -> Line:
     return (*labelled(label, GUTTER, edge), *with_cursor(cells, page.cursor_column))
 
 
-def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]:
-    """Return one line for each run: what its engine did in the steps at the cursor."""
-    points = zip("AB", page.points, strict=True)
-    return [_cursor_line(page, *each, slo_itl_ms, width) for each in points]
-
-
-def _cursor_line(
+def cursor_line(
     page: ComparePage, letter: str, point: StepPoint | None, slo_itl_ms: float, width: int
 ) -> Line:
+    """Return a line on one run: what its engine did in the steps at the cursor."""
     mark = "▶" if page.focus == letter.lower() else " "
     head = facts((f"{mark}{letter} ", "strong"), (f"{offset_text(page, page.cursor):>8} ", "muted"))
     if point is None:

@@ -39,7 +39,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     body: list[Line] = []
     for row in frame.lanes:
         context = "" if row.context is None else _rough(row.context)
-        label = _label(row.name, row.status, context, gutter, row.request_id == frame.view.selected)
+        name, is_selected = request_name(row.request_id), row.request_id == frame.view.selected
+        label = _label(name, row.status, context, gutter, is_selected)
         cells = _cells(row.cells, glyphs, edges)
         body.append((*label, *with_cursor(cells, frame.cursor_column)))
     if not body:

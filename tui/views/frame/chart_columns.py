@@ -54,20 +54,16 @@ class ChartColumns:
         self._merged: dict[tuple[int, int], ChartColumn] = {}
         self._merged_for: tuple[str | None, int] = (None, 0)
 
-    def visible(
-        self, view: View, width: int, newest: int | None = None
-    ) -> list[ChartColumn | None]:
+    def visible(self, view: View, width: int, last_step: int | None) -> list[ChartColumn | None]:
         """Return `width` columns, the last of them at the right edge of `view`.
 
         A column is None if it lies before the first step in memory. On the time axis it is also
         None if no step ran in its time.
 
-        `newest`: the last step to show, so that all parts of a picture show the same moment; None
-        means the newest step in memory.
+        `last_step`: the last one to show, so that all parts of a picture show the same moment.
         """
         history = self._history
         first_step = history.first_step
-        last_step = history.last_step if newest is None else newest
         if first_step is None or last_step is None or width <= 0:
             return [None] * max(0, width)
         info = history.info

@@ -28,8 +28,6 @@ VERDICTS: dict[Verdict, str] = {
     "unknown": "not published",
 }
 _NARROW = 1.1  # an interval within this factor shows that two values are alike
-NOTHING = "nothing for sure"
-NONE_LOWER = "in no latency"
 SAME_SETTINGS = "no difference found"
 _TOLD = ("itl", "ttft", "tpot")  # step times only explain these
 
@@ -131,12 +129,11 @@ def outcome(found: Comparison, side: SideName) -> tuple[str, list[str]]:
     """Return a heading ("A better", or of unlike work "A lower") and phrases on the figures."""
     letter = side.upper()
     if found.names_winner(side):
-        sure = _phrases(found.better(side))
-        return f"{letter} better", sure or [NOTHING]
+        return f"{letter} better", _phrases(found.better(side)) or ["nothing for sure"]
     ranked = [f for f in found.figures if None not in (f.kind, f.rank) and f.verdict == "differs"]
     known = [(figure, figure.a, figure.b) for figure in ranked]
     lower = [f for f, a, b in known if a is not None and b is not None and (a < b) == (side == "a")]
-    return f"{letter} lower", _phrases(lower) or [NONE_LOWER]
+    return f"{letter} lower", _phrases(lower) or ["in no latency"]
 
 
 def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:

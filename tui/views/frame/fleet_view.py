@@ -26,7 +26,6 @@ ColumnKey: TypeAlias = Literal[
     "engine", "state", "run", "wait", "kv", "ttft", "itl", "budget", "preempt", "gap",
     "steps", "out", "hit", "ranks", "model", "load",
 ]  # fmt: skip
-_Rank: TypeAlias = Callable[[EngineLine], float | str | None]
 
 # Both worst first: a down engine before a silent one, a stopped engine before a running one.
 _STATUSES = ("down", "stale", "starting", "connecting", "live", "playing", "paused", "ended")
@@ -50,7 +49,7 @@ _FIGURES: dict[ColumnKey, str] = {
     "ranks": "rank_wait",
 }  # fmt: skip
 # The sort key of each column; engines with an unknown value come last in either direction.
-SORTS: dict[ColumnKey, _Rank] = {
+SORTS: dict[ColumnKey, Callable[[EngineLine], float | str | None]] = {
     "engine": lambda line: natural(line.figures.name),
     "state": _state_rank,
     **{key: attrgetter(f"figures.{name}") for key, name in _FIGURES.items()},

@@ -56,8 +56,7 @@ class FrameBuilder:
         self._in_file = in_file
         self._recorded = recorded
         self._clock = clock
-        is_real = clock is time.monotonic
-        self._cpu_clock = cpu_clock or (time.thread_time if is_real else clock)
+        self._cpu_clock = cpu_clock or (time.thread_time if clock is time.monotonic else clock)
         self._keys = keys or {}
         self._columns = chart_columns.ChartColumns(history)
         self._figures: Mapping[str, Any] = {}

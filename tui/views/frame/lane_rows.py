@@ -24,8 +24,6 @@ class LaneRow(NamedTuple):
     """
 
     request_id: int
-    name: str
-    client_id: str
     status: str  # WAIT, PRE, DEC, OUT, END, ABRT
     context: int | None  # tokens in the KV cache
     cells: bytes
@@ -57,11 +55,11 @@ def lane_rows(
     if followed is not None and followed not in chosen and followed in request_ids:
         chosen = [followed, *chosen[: len(chosen) - 1]]
     merge = _merger(columns, first, last)
-    lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
+    lanes = zip(chosen, history.lane_cells(chosen, first, last), strict=True)
     # The state drops requests that have ended: their cells up to the cursor tell how they ended.
     past = sum(column is None or column.first <= state.step for column in columns)
     known = state.requests.get
-    rows = [_lane_row(each, known(each.request_id), merge(cells), past) for each, cells in lanes]
+    rows = [_lane_row(each, known(each), merge(cells), past) for each, cells in lanes]
     return rows, len(request_ids)
 
 
@@ -175,7 +173,7 @@ def _grouped(
     return running, waiting, request_ids[known:]
 
 
-def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes, past: int) -> LaneRow:
+def _lane_row(request_id: int, view: RequestView | None, cells: bytes, past: int) -> LaneRow:
     """Return the row of a request; `past`: the number of cells up to the cursor."""
     status = lane_status(view)
     if view is None and Cell.FINISHED in cells[:past]:
@@ -183,8 +181,7 @@ def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes, past: int)
     elif view is None and Cell.ABORTED in cells[:past]:
         status = "ABRT"
     context = None if view is None else (view.num_computed_tokens or view.num_prompt_tokens)
-    name = request_name(lane.request_id)
-    return LaneRow(lane.request_id, name, lane.client_id, status, context, cells)
+    return LaneRow(request_id, status, context, cells)
 
 
 def lane_status(view: RequestView | None) -> str:
@@ -197,17 +194,13 @@ def lane_status(view: RequestView | None) -> str:
     return _QUEUED.get(view.status, running)
 
 
-class FilterError(ValueError):
-    """A filter that cannot be understood; the message says why."""
-
-
 def lane_filter(text: str) -> Callable[[LaneName, RequestView | None], bool]:
     """Return a function that tells whether a request matches the filter `text`.
 
     A word of it is `state:dec`, `id:12`, `!regex`, or a part of the request's names. A request must
     match all words.
 
-    Raises FilterError: a broken regular expression, or an unknown state.
+    Raises ValueError: a broken regular expression, or an unknown state.
     """
     tests = [_filter_word(word) for word in text.split()]
     return lambda lane, view: all(test(lane, view) for test in tests)
@@ -218,13 +211,13 @@ def _filter_word(word: str) -> Callable[[LaneName, RequestView | None], bool]:
         try:
             pattern = re.compile(word[1:])
         except re.error as error:
-            raise FilterError(f"invalid regular expression: {error}") from error
+            raise ValueError(f"invalid regular expression: {error}") from error
         return lambda lane, view: pattern.search(_names(lane)) is not None
     key, separator, value = word.partition(":")
     if separator and key == "state":
         if not any(status.startswith(value.upper()) for status in _RANK if status):
             known = ", ".join(status.lower() for status in _RANK if status)
-            raise FilterError(f"no state {value!r}; there are {known}")
+            raise ValueError(f"no state {value!r}; there are {known}")
         return lambda lane, view: lane_status(view).lower().startswith(value.lower())
     if separator and key == "id":
         number = value.removeprefix("r")

@@ -24,7 +24,7 @@ from stepscope.tui.views.lines import (
     spread,
     titled,
 )
-from stepscope.tui.views.panels.header import SourceState
+from stepscope.tui.views.panels.header import TITLE, SourceState
 
 _TABLE_WIDTH = 68  # of the table of requests, if the charts are beside it
 _BESIDE = 140
@@ -71,8 +71,7 @@ def targets(frame: Frame) -> list[Target]:
 
 def header(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     page = frame.compare
-    title: Run = (f" {clean(connection.title, 24)} ", "strong")
-    line: list[Run] = [title, ("▐COMPARE▌", "badge_replay")]
+    line: list[Run] = [TITLE, ("▐COMPARE▌", "badge_replay")]
     if page is not None and page.names[0]:
         # Parts of one session are named after what divides them.
         found = reaches(*page.names)
@@ -179,7 +178,8 @@ def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int)
 
 
 def _charts(frame: Frame, page: ComparePage, slo_ms: float, width: int, height: int) -> list[Line]:
-    cursor = compare_charts.cursor_lines(page, slo_ms, width - 2)
+    points = zip("AB", page.points, strict=True)
+    cursor = [compare_charts.cursor_line(page, *each, slo_ms, width - 2) for each in points]
     if height < 4:
         return framed(cursor, width, height, "at the cursor")
     charts = compare_charts.draw(page, slo_ms, height - 2 - len(cursor))

@@ -29,7 +29,7 @@ from stepscope.tui.views.lines import (
     titled,
     whole,
 )
-from stepscope.tui.views.panels.header import SourceState
+from stepscope.tui.views.panels.header import TITLE, SourceState
 
 _LEAST_ROWS = 3  # least rows of the table
 _NUM_DIFFERENCES = 6
@@ -74,8 +74,7 @@ def header(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     right, page = facts(f"{connection.fps:g}fps "), frame.fleet
     if page is None:
         return [spread((), right, width)]
-    title: Run = (f" {clean(connection.title, 24)} ", "strong")
-    left: Line = (title, ("▐FLEET▌", "badge_live"), (" ", "text"))
+    left: Line = (TITLE, ("▐FLEET▌", "badge_live"), (" ", "text"))
     room = width - length_of(right) - 1
     return [spread(whole(_fields((*left, *_up(page)), page), room), right, width)]
 

@@ -28,6 +28,7 @@ from stepscope.tui.views.lines import (
 from stepscope.tui.views.theme import LEVELS
 
 _OLD_S = 6.0  # what was judged is no longer news
+TITLE: Run = (" stepscope ", "strong")
 _BAR_WIDTH = 10
 _MAIN = 6  # first groups to make room for, by shorter bars
 _SEPARATOR: Run = (" │ ", "frame")
@@ -38,7 +39,6 @@ _TREND = {1: " ▲", 0: "  ", -1: " ▼"}
 class SourceState:
     """What the header shows about the source of the session and does not find in the history."""
 
-    title: str
     endpoint: str
     status: SourceStatus
     fps: float
@@ -102,8 +102,7 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     now = badge(frame, connection)
     when = _when(frame, connection)
     rate = f"  {_rate(frame, connection)} steps/s"
-    title = Field(1, ((f" {clean(connection.title, 24)} ", "strong"),))
-    fields = [title, Field(0, click("pause", now)), *([] if frame.is_replay else when)]
+    fields = [Field(1, (TITLE,)), Field(0, click("pause", now)), *([] if frame.is_replay else when)]
     stands, autopilot = "", "" if frame.state.leased is None else " AUTOPILOT "
     if meanwhile := _meanwhile(frame, connection):
         stands = f" engine {meanwhile} by now "

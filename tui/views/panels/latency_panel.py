@@ -170,7 +170,6 @@ def count(
     bound_ms: float | None,  # the service level
 ) -> Counted:
     base_ns = (1.0 if bound_ms is None else bound_ms) * 1e6
-
     ranked = samples.ranked()
     assert ranked is not None
     # A sample exactly as long as the service level is not late.
