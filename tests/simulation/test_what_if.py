@@ -163,7 +163,7 @@ def test_a_recording_too_short_for_a_forecast_is_refused(run: Run, tmp_path: Pat
         (("vllm", "max_num_seqs=8", "-o", "a.svg"), "ends in .mcap, got a.svg"),
         (
             ("freeze", "max_num_batched_tokens=64"),
-            "max_num_batched_tokens=64, with the other knobs as recorded: enable_chunked_prefill=f",
+            "max_num_batched_tokens=64, with the other knobs as recorded: whole prompts need max",
         ),
         (("nothing.mcap", "max_num_seqs=8"), "there is no recording nothing.mcap"),
     ],
