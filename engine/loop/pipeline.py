@@ -21,7 +21,7 @@ from stepscope.engine.loop.client_requests import ClientRequests
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS
 from stepscope.engine.protocol.wire import Phase, RequestEvent
 from stepscope.engine.scheduling.acceptance import take_bursts
-from stepscope.engine.scheduling.request import RequestStatus
+from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import (
     DeviceLostError,
@@ -67,6 +67,7 @@ class PendingStep:
     # When its launch was complete, if the step before it still ran then; else None.
     launched_ns: int | None
     draft: StepDraft | None
+    overtaken: list[Request]  # by those that it admits, which have a higher priority
     # Its changes of KV blocks, if it was scheduled while another step ran; else None.
     planned: PlannedBlocks | None = None
     # What happened to requests up to and during its scheduling, not yet published.
@@ -194,8 +195,10 @@ class Pipeline:
         self.next_step += 1
         if self.steps_allowed is not None:
             self.steps_allowed -= 1
-        num_drafts = scheduler.num_draft_tokens
-        return PendingStep(step, rows, handle, launched_ns, draft, num_draft_tokens=num_drafts)
+        num_drafts, overtaken = scheduler.num_draft_tokens, scheduler.overtaken_now
+        return PendingStep(
+            step, rows, handle, launched_ns, draft, overtaken, num_draft_tokens=num_drafts
+        )
 
     def _may_run_ahead(self, step: PendingStep) -> bool:
         return (
@@ -283,7 +286,7 @@ class Pipeline:
         if self.steps_allowed is not None:
             self.steps_allowed += 1
         self.next_step = step.scheduled.step
-        for request in self._scheduler.overtaken_now:
+        for request in step.overtaken:
             request.was_overtaken = False  # no record has told of it
         # Blocks were registered for content that this step should have written.
         kv.reset_prefix_cache()

@@ -90,6 +90,7 @@ class History(HistoryView):
             self.begin(SessionState.from_snapshot(snapshot), snapshot.sequence)
             self._timeline.know_transcripts(snapshot)
             self._keep_marks(old)
+            self.heard_s = time.monotonic()
 
     def begin(self, state: SessionState, sequence: int) -> None:
         """Forget everything and restart from `state`, as of message `sequence`, which it owns."""

@@ -61,8 +61,7 @@ def verdict_at(
     )
     stall = None if worst is None else _stall(history, state, worst, stalls)
     for found in (
-        _halted(state),
-        in_flight(state),
+        of_now(state),
         stall if is_wide else None,
         _queue(history, state, minute.ttft),
         stall,
@@ -82,6 +81,11 @@ def verdict_at(
     return Verdict("good", _healthy(state, minute.itl))
 
 
+def of_now(state: SessionState) -> Verdict | None:
+    """Say why the engine takes no work, or for how long it runs a step; None: neither."""
+    return _halted(state) or _in_flight(state)
+
+
 def _halted(state: SessionState) -> Verdict | None:
     if state.state == "stopped":
         return Verdict("caution", "the engine has stopped")
@@ -96,7 +100,7 @@ def _halted(state: SessionState) -> Verdict | None:
     return Verdict("caution", f"paused{by}{how_long}", "pause_engine")
 
 
-def in_flight(state: SessionState) -> Verdict | None:
+def _in_flight(state: SessionState) -> Verdict | None:
     flying = state.in_flight
     if flying is None or flying.step <= state.step:
         return None

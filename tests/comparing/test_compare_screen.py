@@ -180,6 +180,17 @@ async def test_a_request_is_shown_in_both_compared_runs_and_can_be_opened_in_eit
         assert home.view.page == "live"
 
 
+async def test_prompts_of_nearly_one_length_can_be_told_apart() -> None:
+    async with samples_compared((200, 60)) as (app, _):
+        pairs = app.main.session.compare.comparer.comparison.requests.pairs
+        pair = next(each for each in pairs if each.name == "document-0")
+        for length, said in ((4_120, " 4096→4120 "), (12_288, " 4.1k→12k ")):
+            pair.b.num_prompt_tokens = length
+            app.main.draw()
+            (line,) = (each for each in shown_page(app) if "document-0" in each)
+            assert said in line
+
+
 async def test_an_uncertain_difference_is_shown_with_its_number_of_requests() -> None:
     async with samples_compared() as (app, _):
         found = page_of(app).comparison

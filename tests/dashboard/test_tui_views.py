@@ -175,6 +175,17 @@ def test_header_and_verdict_say_alike_how_long_a_step_in_flight_has_run(source: 
         assert f"step {flying.step:,} has run for {7.3 + more_s:.1f} s: " in verdict
 
 
+def test_a_draining_engine_is_called_so_while_a_long_step_runs(source: Any) -> None:
+    flying, history = in_flight(source), source.history
+    status = {"num_running": 1, "num_waiting": 0, "events": []}
+    append(history, wire.EngineStatus(step=399, time_ns=flying.time_ns, state="draining", **status))
+    append(history, flying)
+    frame = replace(FrameBuilder(history).build(View(), 100, 10, 8), status="live")
+    assert frame.in_flight is not None
+    assert line_texts(header.verdict(frame, 120, 1, GUTTER)) == [f" {frame.verdict.text}"]
+    assert frame.verdict.text.startswith("draining")
+
+
 def test_the_figures_of_an_idle_engine_are_not_called_old(source: Any) -> None:
     history, last = source.history, source.history.state
     builder = FrameBuilder(history, clock=lambda: 0.0)
@@ -369,9 +380,10 @@ def test_the_age_of_the_figures_is_that_of_the_last_message_whatever_is_pressed(
         assert re.search(r"does not answer: the figures are 4\d s old", line)
         history.set_slo(history.slo)  # as key b does
     other = History()
-    other.heard_s = 0.0
-    other.append(0, history.info)
-    assert other.heard_s > 0.0
+    for hear in (lambda: other.append(0, history.info), lambda: other.reset(history.snapshot())):
+        other.heard_s = 0.0
+        hear()
+        assert other.heard_s > 0.0
 
 
 def test_the_key_figures_do_not_move_from_a_small_step_to_a_full_one(source: Any) -> None:

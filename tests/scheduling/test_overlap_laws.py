@@ -450,3 +450,21 @@ def test_a_request_overtaken_in_a_step_without_memory_is_told_of_in_the_step_tha
     case.snapshots, case.unfit = set(range(20)), {3}
     run = passed(case, overlap=False)
     assert [each.request_id for record in run.records for each in record.held or ()] == [1]
+
+
+@pytest.mark.usefixtures("_without_logs")
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_request_overtaken_in_a_step_that_fails_is_told_of_when_the_next_overtakes_it(
+    overlap: bool,
+) -> None:
+    case = alike([0, 1, 1, 1])
+    case.knobs = msgspec.structs.replace(case.knobs, max_num_seqs=1, policy="priority")
+    first, overtaken, *urgent = case.arrivals
+    first.sampling = SamplingParams(max_tokens=3)
+    overtaken.priority = 1
+    for each in urgent:
+        each.priority = -1
+    case.failures = {3: False}
+    run = passed(case, overlap=overlap)
+    assert [reason for _, reason in run.outputs()] == ["length", "length", "abort", "length"]
+    assert [each.request_id for record in run.records for each in record.held or ()] == [1]

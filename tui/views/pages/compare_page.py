@@ -201,7 +201,9 @@ def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> 
         style = "muted" if not change else "good" if change < 0 else "caution"
         prompt = f"{pair.a.num_prompt_tokens:,}"
         if not pair.has_same_prompt:
-            prompt = "→".join(fmt.short(run.num_prompt_tokens) for run in (pair.a, pair.b))
+            sizes = pair.a.num_prompt_tokens, pair.b.num_prompt_tokens
+            texts = ["→".join(map(of, sizes)) for of in (str, fmt.short)]
+            prompt = fmt.first_fitting(texts, _REQUESTS[1].width)
         both = (pair.a.ttft_ns, pair.b.ttft_ns, pair.a.worst_itl_ns, pair.b.worst_itl_ns)
         ms = (fmt.milliseconds(None if ns is None else ns / 1e6) for ns in both)
         moved = "—" if change is None else f"{change / 1e6:+,.1f}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.history.source import SourceStatus
-from stepscope.recordings.history.verdict import in_flight
+from stepscope.recordings.history.verdict import of_now
 from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.session import SIMULATED
@@ -193,8 +193,8 @@ def verdict(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     if old_s >= _OLD_S and frame.view.live and not frame.is_replay:
         why = "the engine's messages come late" if frame.is_behind else "they take long to compute"
         return [((clean(f" figures are {fmt.span(old_s)} old: {why}", width), "caution"),)]
-    flying = in_flight(frame.state) if frame.in_flight is not None else None
-    verdict = flying or frame.verdict  # for how long it runs is in the header too
+    now = of_now(frame.state) if frame.in_flight is not None else None
+    verdict = now or frame.verdict  # for how long it runs is in the header too
     hint = f" ({frame.key(verdict.look)})" if verdict.look else ""
     said, room = f" {verdict.text}", max(1, width - len(hint))
     if len(said) > room:  # how often it was comes last
