@@ -104,9 +104,10 @@ class EngineCore:
                 else:
                     self.publish_heartbeat(idle=False)
             self.settle()
+            reason = str(self.pipeline.lost or "the engine was shut down")
             for request_id in list(self.scheduler.requests):
                 self.client_requests.give_back(request_id)
-                self.abort(request_id, "the engine was shut down")
+                self.abort(request_id, reason)
             if self._other_engine is not None:
                 self._other_engine.close()
             self.snapshots.serve(at_once=True)

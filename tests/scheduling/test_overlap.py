@@ -413,9 +413,12 @@ def test_an_engine_whose_device_failed_for_good_ends_every_request_and_then_itse
     num_good: int,
 ) -> None:
     engine = Engine(Breaking(num_good))
-    clients = [engine.submit(20, first=50 * i) for i in range(12)]  # more than run at once
+    clients = [engine.submit(20, first=50 * i) for i in range(20)]  # at most 8 run at once
     with pytest.raises(DeviceLostError):
         engine.core.run()
-    assert [client.outputs[-1].finish_reason for client in clients] == ["abort"] * 12
+    assert [client.outputs[-1].finish_reason for client in clients] == ["abort"] * 20
+    events = [event for m in engine.sink.messages for event in getattr(m, "events", [])]
+    aborted = [event for event in events if isinstance(event, wire.Aborted)]
+    assert "the GPU runs no step any more" in {event.reason for event in aborted}
     assert engine.sink.messages[-1].state == "stopped"
     assert engine.scheduler.kv.counts().used == 0
