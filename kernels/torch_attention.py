@@ -36,8 +36,8 @@ class _Together(NamedTuple):
     blocks: torch.Tensor  # [rows, blocks of the longest]
     positions: torch.Tensor  # [rows, keys], of the keys in these blocks
     ends: torch.Tensor  # [rows], tokens of each request
-    # Indices of the keys after these, of all rows one after another. They are anybody's, and may be
-    # NaN, which not even a weight of 0 hides.
+    # Indices of the keys after the end of their request, with all rows one after another. Another
+    # request may have left NaN there, and NaN times a weight of 0 is NaN.
     beyond: torch.Tensor
     first_key: int  # position of the first key of the first row
     num_before: int  # its tokens before the step

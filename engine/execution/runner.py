@@ -150,7 +150,7 @@ class ModelRunner:
         (`scratch_slot`).
         """
         self.graphs = self.pieces = None
-        self._tables = input_batch.BlockTables()  # the old one names blocks of the pool before
+        self._tables = input_batch.BlockTables()  # the former may name blocks that this pool lacks
         self._caches = []
         devices.give_back_memory(self.device)
         shape = self.kv_shape

@@ -210,10 +210,10 @@ class Pipeline:
 
     def _set_apart(self, step: PendingStep) -> None:
         """Move the events and block changes so far into `step`, before the next is scheduled."""
-        kv = self._scheduler.kv
         if step.draft is not None and step.planned is None:
             step.events += self._scheduler.drain_events()
-            counts = kv.counts()
+            kv = self._scheduler.kv
+            counts = kv.counts()  # before the drain, which sets some to zero
             step.planned = PlannedBlocks(kv.drain_changes(), counts)
 
     # Execute
@@ -239,7 +239,7 @@ class Pipeline:
         return result
 
     def _give_up(self, step: PendingStep) -> None:
-        """End the requests of a failed step; the engine continues.
+        """End the requests of a failed step; the engine continues, unless it lost its device.
 
         If the next step was already launched, it relied on the result of `step`, so its result is
         discarded. The requests that are only in that next step are computed again.

@@ -133,7 +133,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
         return bool(self.telemetry_endpoint) or not self.control_endpoint
 
     def wall_at(self, time_ns: int) -> int:
-        """Return the Unix time of a time of the engine."""
+        """Return the Unix time of a time by the engine's clock, both in nanoseconds."""
         return self.wall_ns + time_ns - self.monotonic_ns
 
 

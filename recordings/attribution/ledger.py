@@ -146,7 +146,7 @@ class Ledger:
                 self._open.pop(event.request_id, None)
 
     def _recompute(self, row: wire.BatchRow, token_ns: float) -> None:
-        # Without one, it was preempted before the first message.
+        # A request of which no preemption was seen was preempted before the first message.
         preemptions = self._open.get(row.request_id) or [self._unseen(row.request_id)]
         end = row.start + row.num_tokens
         numbers = lost_between(preemptions, row.start, end)

@@ -90,8 +90,10 @@ def waits_in(applied: AppliedStep) -> Iterator[tuple[LatencyKind, int, int, int 
         yield "served_ttft", ttft_ns, 1, request_id
     for gap_ns, number in outcome.served_itl_ns.items():
         yield "served_itl", gap_ns, number, None
+    if totals is None:
+        return
     kinds: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot")
-    for kind in kinds if totals is not None else ():  # other engines publish histograms
+    for kind in kinds:  # of other engines, which publish histograms
         for ms, number in map(msgspec.structs.astuple, getattr(totals, kind)):
             if 0 <= ms < _MAX_MS and 0 < number < _MAX_COUNT:
                 yield kind, round(ms * 1e6), number, None

@@ -43,7 +43,7 @@ def _watch(llm: Any, endpoint: str) -> None:
 
     size = llm.vllm_config.parallel_config.data_parallel_size
     ranks = {versions.data_parallel_rank(llm), *range(size)}
-    # Of ranks that are engines of their own, the first knows of no other.
+    # Where each rank is an engine of its own, the first believes that it is the only one.
     of = [rank_endpoint(endpoint, 0, 1), *(rank_endpoint(endpoint, n, size) for n in sorted(ranks))]
     paths = list(dict.fromkeys(map(reports_path, of)))
     watched = FrontEndWatch(getattr(llm.engine_core, "client_index", 0), paths)
